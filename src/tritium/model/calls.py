@@ -14,7 +14,7 @@ _CALLS = 3
 """The calls of a size, of which the first is not timed: it allocates memory, and may compile."""
 
 
-class Calls:
+class CallState:
     """What the calls of a model in this process have shown: how many rows to call it with, and whether it works.
 
     batch_size : the rows of a call, or "auto": the size is doubled while rows per second grow by it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, UntrustedModel
 from tritium.model import decoders, files
 from tritium.model.bad_rows import BadRows, OnError, check_on_error
-from tritium.model.calls import BatchSize, Calls, check_batch_size
+from tritium.model.calls import BatchSize, CallState, check_batch_size
 from tritium.model.engine import Maker
 from tritium.model.engines import registry
 from tritium.model.example import signature_of
@@ -85,7 +85,7 @@ class Model:
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed
-        self._calls: dict[Any, Calls] = {}
+        self._calls: dict[Any, CallState] = {}
 
     @property
     def module(self) -> Any:
@@ -182,7 +182,7 @@ class Model:
         inputs, bad = arrays(self.signature, data, self.decode, on_error)
         rows = len(next(iter(inputs.values()))) + (0 if bad.valid is None else int((~bad.valid).sum()))
         with self.engine.on(device) as ready:
-            calls = self._calls.setdefault((batch_size, device), Calls(batch_size))
+            calls = self._calls.setdefault((batch_size, device), CallState(batch_size))
             scorer = Scorer(ready, self.signature, calls, isolate=on_error != "fail")
             predictions, failed = scorer.score(inputs)
         return predictions, bad.with_failed(failed, rows)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tritium.errors import ModelError
 from tritium.model.bad_rows import is_fatal, is_out_of_memory, reason_of
-from tritium.model.calls import Calls
+from tritium.model.calls import CallState
 from tritium.model.signature import Output, Signature, shown
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Scorer:
 
     engine: Engine
     signature: Signature
-    calls: Calls
+    calls: CallState
     isolate: bool = False
 
     def score(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[int, str]]:

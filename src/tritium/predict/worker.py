@@ -25,7 +25,7 @@ from tritium.errors import TritiumError, WrongVersion
 from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
 from tritium.model.bad_rows import BadRows
-from tritium.model.calls import BatchSize, Calls
+from tritium.model.calls import BatchSize, CallState
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
@@ -39,7 +39,7 @@ class _Kept:
     """A model that stays in the process, and what its calls have shown, by the batch size that was asked for."""
 
     engine: Engine
-    calls: dict[BatchSize, Calls] = field(default_factory=dict)
+    calls: dict[BatchSize, CallState] = field(default_factory=dict)
 
 
 _MODELS_KEPT = 4  # A stream uses the same model in each micro-batch, and to restore one takes long.
@@ -83,7 +83,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             engine = copy.copy(engine)  # The kept one serves every model of these weights and this code.
             engine.transform = _unpickled(plan["transform"], "transforms the inputs")
         on_error = plan["on_error"]
-        calls = kept.calls.setdefault(batch_size, Calls(batch_size))
+        calls = kept.calls.setdefault(batch_size, CallState(batch_size))
         scorer = Scorer(engine, signature, calls, isolate=on_error != "fail")
         seen = 0
         for columns in _gathered(batches, calls):
@@ -97,7 +97,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             yield _beside_reasons(predictions, bad) if on_error == "column" else predictions
 
 
-def _gathered(batches: Iterator[Any], calls: Calls) -> Iterator[Sequence[pa.Array]]:
+def _gathered(batches: Iterator[Any], calls: CallState) -> Iterator[Sequence[pa.Array]]:
     """Yield the columns of the batches; batches with fewer rows than a call of the model takes are put together."""
     waiting: list[Sequence[pa.Array]] = []
     rows = 0

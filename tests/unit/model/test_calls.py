@@ -17,7 +17,7 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadSetting
 from tritium.ml import TorchModel
-from tritium.model.calls import Calls
+from tritium.model.calls import CallState
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict.worker import _gathered
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 def sizes(seconds_of: dict[int, float], calls: int = 60) -> list[int]:
     """Return the sizes of calls that take these seconds."""
-    found = Calls("auto")
+    found = CallState("auto")
     asked = []
     for _ in range(calls):
         asked.append(found.rows)
@@ -50,7 +50,7 @@ def test_it_goes_back_to_the_fastest_and_stays() -> None:
 
 
 def test_the_last_rows_of_a_batch_tell_nothing() -> None:
-    calls = Calls("auto")
+    calls = CallState("auto")
     for _ in range(50):
         calls.on_success(3, 1e-9)
     assert calls.rows == 64
@@ -118,7 +118,7 @@ def test_a_found_size_does_not_change_the_numbers() -> None:
 
 
 def test_small_batches_of_arrow_are_put_together() -> None:
-    calls = Calls(10)
+    calls = CallState(10)
     arrow = [pa.array(range(count)) for count in (4, 4, 4, 25, 3)]
     assert [len(columns[0]) for columns in _gathered(iter(arrow), calls)] == [12, 25, 3]
     pairs = [(array, array) for array in arrow]

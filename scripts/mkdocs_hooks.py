@@ -24,7 +24,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """mkdocs calls this for every page: a table's cells get the headers of their columns, for narrow screens."""
+    """mkdocs calls this for every page: for narrow screens, a table's cells name their columns, and paths may break."""
     return re.sub(r"<table>.*?</table>", lambda table: labelled(table[0]), html, flags=re.DOTALL)
 
 
@@ -40,7 +40,7 @@ def labelled(table: str) -> str:
             return f'<td data-label="{head}"' if head and head != first else "<td"
 
         rows[number] = re.sub(r"<td(?=[ >])", label, row)
-    return "<tr>".join(rows)
+    return re.sub(r"(?<=\w)/(?=\w)(?![^<]*>)", "/<wbr>", "<tr>".join(rows))
 
 
 def on_post_build(config: Any, **_: Any) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tritium.gang.rank.world import World, world
     from tritium.gang.settings import Gang
     from tritium.model.model import Model, load
+    from tritium.model.published import publish
     from tritium.observe.stream import listen
     from tritium.predict.http import http_transformer
 
@@ -40,6 +41,7 @@ __all__ = [
     "listen",
     "load",
     "ml",
+    "publish",
     "submit",
     "world",
 ]
@@ -57,6 +59,7 @@ _HOME = {
     "launch": "tritium.gang.driver.launch",
     "listen": "tritium.observe.stream",
     "load": "tritium.model.model",
+    "publish": "tritium.model.published",
     "submit": "tritium.gang.driver.launch",
     "world": "tritium.gang.rank.world",
 }

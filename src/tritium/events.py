@@ -210,6 +210,22 @@ class RunEnded(Event, kind="ended"):
     seconds: float
 
 
+# ---- Models
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelVersion(Event, kind="model_version"):
+    """A streaming query takes a newer version of the model that it follows, or refuses it.
+
+    path    : the directory of versions.
+    refused : the reason; None where it is taken.
+    """
+
+    path: str
+    version: int
+    refused: str | None = None
+
+
 # ---- Rows
 
 

@@ -56,6 +56,7 @@ PUBLIC = {
     "listen",
     "load",
     "ml",
+    "publish",
     "submit",
     "world",
 }

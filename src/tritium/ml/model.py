@@ -18,7 +18,10 @@ from tritium.data.types import is_spark
 from tritium.errors import BadSetting, ModelError
 from tritium.model.calls import BatchSize
 from tritium.model.model import Model, load
+from tritium.model.published import versions
 from tritium.model.signature import Signature
+from tritium.model.trust import Trust
+from tritium.predict.following import Followed, seconds_of
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.shown import call, changed
@@ -93,6 +96,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         """Wrap a model. `params` are any of the parameters by name."""
         super().__init__()
         self.model = model
+        self._followed: Followed | None = None
         self._setDefault(
             batch_size=1024,
             device="cpu",
@@ -147,6 +151,46 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         """One dict per epoch of the training."""
         return self.model.history
 
+    def follow(
+        self: M,
+        path: str,
+        *,
+        every: str | float = "30s",
+        trusted: bool | str | Sequence[str] = False,
+        spool: str | None = None,
+    ) -> M:
+        """Return a transformer that scores with the newest version in `path`, with the parameters of this one.
+
+        A stream takes a newer version while it runs, at the begin of a micro-batch; a batch has the one that is the
+        newest when `transform` is called. Both have its number in the column `model_version`. A version is refused if
+        its files are damaged, its code is not trusted or can't be loaded, or its inputs or outputs are not those of
+        this model: a warning and the event `ModelVersion` say why, and the version before goes on. Version 0 is this
+        model itself, where there is no other.
+
+        path    : the directory of versions that `tr.publish` fills, local or any fsspec URL.
+        every   : how often a stream looks for a newer version: "30s", "5m", or seconds. It is taken at the latest
+                  after twice this time and 5 s.
+        trusted : the code of the versions that may run, as of `tr.load`.
+        spool   : a directory that the driver writes and the executors read, local to all or any fsspec URL. None: a
+                  directory in `path`.
+
+        Raises BadSetting, and ModelError where there is no such directory.
+        """
+        Trust.of(trusted)
+        versions(path)
+        following = self.copy()
+        following._followed = Followed(path.rstrip("/"), self.model, trusted, seconds_of(every), spool)
+        return following
+
+    def stop_following(self) -> None:
+        """Look for no newer versions any more, for the streams that this transformer has transformed.
+
+        Call it when their queries have ended: they can't go on, as what the executors read of newer versions is
+        removed. The end of the Spark session or of this process does the same.
+        """
+        while self._followed is not None and self._followed.running:
+            self._followed.running.pop().stop()
+
     def _transform(self, dataset: Any) -> Any:
         """Return a pandas DataFrame's copy with predictions, computed without Spark, or a lazy DataFrame of Spark."""
         apply: Any = score if is_spark(dataset) else score_pandas
@@ -159,6 +203,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             device=self.getOrDefault(self.device),
             on_error=self.getOrDefault(self.on_error),
             error_col=self.getOrDefault(self.error_col),
+            followed=self._followed,
         )
 
     def _names(self) -> list[str]:

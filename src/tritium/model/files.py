@@ -77,6 +77,14 @@ def save(
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def copy(source: str, target: str) -> None:
+    """Copy the model at `source` to a new directory, file by file, each compared with its checksum."""
+    manifest, _ = read_manifest(source)
+    facts = {name: value for name, value in manifest.items() if name not in ("format", "saved", "files")}
+    contents = ((name, [memoryview(read(source, name, manifest))]) for name in manifest["files"])
+    save(target, dict(contents), facts, overwrite=False)
+
+
 def opened(path: str, *, shared: bool = False) -> tuple[Any, str, bool]:
     """Return `file_system.opened` of `path`, and whether that is a local disk."""
     files, root = file_system.opened(str(path), shared=shared)

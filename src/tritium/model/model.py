@@ -196,6 +196,10 @@ class Model:
         """Return a Spark or pandas DataFrame with the predictions, as `transformer(**params)` adds them."""
         return self.transformer(**params).transform(data)
 
+    def follow(self, path: str, **settings: Any) -> Any:
+        """Return a transformer that scores with the newest version in `path`, as `TrainedModel.follow` describes it."""
+        return self.transformer().follow(path, **settings)
+
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a directory at `path`, a local path or any fsspec URL ("s3://models/bikes")."""
         parts = self.engine.save(by_value=self.origin is None)

@@ -12,7 +12,8 @@ from tritium.model.bad_rows import OnError
 from tritium.model.calls import BatchSize
 from tritium.model.model import Model
 from tritium.model.score import words_of
-from tritium.predict.spark import ClassColumns, output_names, refuse_taken
+from tritium.predict.following import Followed
+from tritium.predict.spark import VERSION, ClassColumns, output_names, refuse_taken
 
 
 def score_pandas(
@@ -25,12 +26,14 @@ def score_pandas(
     device: str = "cpu",
     on_error: OnError = "fail",
     error_col: str = "prediction_error",
+    followed: Followed | None = None,
 ) -> Any:
     """Return a copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` returns them.
 
     A classification's probabilities are ml vectors, other arrays are NumPy arrays, and several outputs under one name
     are dicts. Raises BadData where `frame` is no pandas DataFrame, and the errors of `Model.predict`.
     """
+    number, model = (0, model) if followed is None else followed.newest() or (0, model)
     names = output_names(model.signature, output_cols)
     kind = type(frame)
     if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ != "DataFrame":
@@ -42,7 +45,7 @@ def score_pandas(
     columns_before = [str(name) for name in frame.columns]
     more = (class_cols or ClassColumns()).of(model.signature, columns_before)
     errors = [error_col] if on_error == "column" else []
-    refuse_taken([*names, *more.values(), *errors], columns_before)
+    refuse_taken([*names, *more.values(), *errors, *([VERSION] if followed else [])], columns_before)
     predictions, bad = model.predict_valid(frame, batch_size=batch_size, device=device, on_error=on_error)
     valid = bad.valid
     skips = valid is not None and on_error == "skip"
@@ -61,6 +64,8 @@ def score_pandas(
             None if missing else index.get(word, float(len(words)))
             for word, missing in zip(added[column], added[column].isna(), strict=True)
         ]
+    if followed is not None:
+        added[VERSION] = number
     return added
 
 

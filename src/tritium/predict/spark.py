@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -17,14 +18,17 @@ import pyarrow as pa
 
 from tritium import ship
 from tritium.data.exchange import pack, takes_bytes
+from tritium.data.schema import Field
 from tritium.data.types import spark_column
 from tritium.errors import BadSetting
 from tritium.model.bad_rows import OnError, check_on_error
 from tritium.model.calls import BatchSize, check_batch_size
+from tritium.model.engine import Parts, Weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
-from tritium.model.table import fields
+from tritium.model.table import fields, mismatch
 from tritium.predict import weights
+from tritium.predict.following import Followed, Following
 from tritium.predict.worker import result_type, with_errors
 from tritium.spark.inside import jvm_bytes
 from tritium.spark.inside.as_rows import as_rows
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _UNROLLED_CLASSES = 16  # Up to here each class has its own expression, which Spark compiles; it interprets a lambda.
+VERSION = "model_version"
+"""The column that a model which is followed adds: the number of the version that scored the row."""
 _sent: WeakKeyDictionary[Model, tuple[Any, str, Any]] = WeakKeyDictionary()
 
 
@@ -49,6 +55,7 @@ def score(
     device: str = "cpu",
     on_error: OnError = "fail",
     error_col: str = "prediction_error",
+    followed: Followed | None = None,
 ) -> DataFrame:
     """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
@@ -60,6 +67,7 @@ def score(
     on_error       : for a row that the model can't take, or for which it raises: "fail" fails the job, "skip" leaves it
                      out, "null" gives it nulls as predictions, "column" also the reason in the column `error_col`,
                      which is null for all other rows.
+    followed       : of which versions the newest scores, in a stream as long as it runs; None: `model` itself.
 
     Raises SignatureMismatch with every difference between the columns and the inputs of the model.
     """
@@ -69,30 +77,93 @@ def score(
     names = output_names(model.signature, output_cols)
     more = (class_cols or ClassColumns()).of(model.signature, df.columns)
     errors = [error_col] if on_error == "column" else []
-    refuse_taken([*names, *more.values(), *errors], df.columns)
+    refuse_taken([*names, *more.values(), *errors, *([VERSION] if followed else [])], df.columns)
     refuse_hanging(df)
     schema = df.schema
+    following = Following(followed, df.sparkSession) if followed and df.isStreaming else None
+    if following is not None:
+        number, model = following.first
+    elif followed is not None:
+        number, model = followed.newest() or (0, model)
     planned = fields(model.signature, schema)
     plan, sent = _parts(model, df.sparkSession)
     inputs = [planned[i.name] for i in model.signature.inputs]
-    plan["fields"] = json.dumps([one.to_json() for one in inputs])
     arrays = [takes_bytes(one) for one in inputs]
     plan["as_bytes"] = (
         arrays if any(arrays) and jvm_bytes.used.why_not(df.sparkSession) is None else [False] * len(inputs)
     )
-    plan |= {"batch_size": batch_size, "device": device, "on_error": on_error}
-    plan["decode"] = ship.pickle(model.decode)
-    plan["transform"] = None if model.input_transform is None else ship.pickle(model.input_transform)
+    plan |= {"batch_size": batch_size, "device": device, "on_error": on_error} | _reading(model, inputs)
     columns: list[Column] = []
     for one, as_bytes in zip(inputs, plan["as_bytes"], strict=True):
         packed = pack(one, schema)
         columns.extend(as_bytes_or_array(df.sparkSession, packed) if as_bytes else [packed])
-    kind = result_type(model.signature)
+    first = spark_column(schema, next((one for one in inputs if one.depth), inputs[0]).sources[0])
+    df, kind, version = as_rows(df, first), result_type(model.signature), None
     kind = with_errors(kind) if errors else kind
     with drivers_python(df.sparkSession):
-        predicted = _udf(kind, len(columns), pickle.dumps(plan), sent)(*columns)
-    first = spark_column(schema, next((one for one in inputs if one.depth), inputs[0]).sources[0])
-    return _with_columns(as_rows(df, first), model.signature, predicted, names, more, on_error, errors)
+        if following is None:
+            predicted = _udf("tritium.predict.worker:score", kind, len(columns), pickle.dumps(plan), sent)(*columns)
+        else:
+            df, predicted, version = _followed(df, following, kind, columns, plan, sent)
+            following.start(partial(_later, plan, inputs, schema))
+    scored = _with_columns(df, model.signature, predicted, names, more, on_error, errors)
+    if version is not None:
+        return scored.withColumn(VERSION, scored[version].getField("version")).drop(version)
+    return scored if followed is None else scored.withColumn(VERSION, _number(number))
+
+
+def _number(value: int) -> Column:
+    from pyspark.sql.functions import lit
+
+    return lit(value).cast("long")
+
+
+def _reading(model: Model, inputs: Sequence[Field]) -> dict[str, Any]:
+    """Return the parts of a plan that say how the columns become the model's inputs."""
+    return {
+        "fields": json.dumps([one.to_json() for one in inputs]),
+        "decode": ship.pickle(model.decode),
+        "transform": None if model.input_transform is None else ship.pickle(model.input_transform),
+    }
+
+
+def _later(plan: dict[str, Any], inputs: Sequence[Field], schema: Any, model: Model) -> tuple[dict[str, Any], Weights]:
+    """Return the plan of a later version of a stream's model, and its weights.
+
+    Raises SignatureMismatch where it needs the columns in another form than that in which they leave the JVM.
+    """
+    planned = fields(model.signature, schema)
+    later = [planned[i.name] for i in model.signature.inputs]
+    if differences := [
+        f"input {new.name!r} is {new.described(_travels(new))}, and the query was started with {_travels(old)}."
+        for old, new in zip(inputs, later, strict=True)
+        if _travels(old) != _travels(new)
+    ]:
+        raise mismatch(differences)
+    parts = model.engine.save(by_value=True)
+    return {**plan, **_plan(model, parts, _weights_name(model, parts)), **_reading(model, later)}, parts.weights
+
+
+def _travels(field: Field) -> str:
+    """Return the form in which a field leaves the JVM."""
+    form = (field.kind, field.content, field.travel, field.depth, field.packed, field.marked)
+    return " ".join(map(str, form))
+
+
+def _followed(
+    df: DataFrame, following: Following, kind: pa.DataType, columns: Sequence[Column], plan: dict[str, Any], sent: Any
+) -> tuple[DataFrame, Column, str]:
+    """Return `df` with a column of results and versions, the results in it, and its name."""
+    from pyspark.sql import functions as F
+
+    payload = pickle.dumps({**following.facts(), "plan": pickle.dumps(plan)})
+    kind = pa.struct([("result", kind), ("version", pa.int64())])
+    score_followed = _udf("tritium.predict.followed:score", kind, len(columns) + 1, payload, sent)
+    # In a stream this is the time at which the micro-batch began: the same in all tasks, and in its offset log.
+    time = F.unix_micros(F.current_timestamp())
+    name = f"_tritium_{uuid.uuid4().hex}"
+    df = df.withColumn(name, score_followed(*columns, time))
+    return df, F.col(name).getField("result"), name
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:
@@ -152,28 +223,38 @@ def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
     now = (weights.session_of(spark), parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
     if known != now:
-        name = f"{parts.weights.digest()}{os.path.splitext(model.engine.weights_file)[1]}"
+        name = _weights_name(model, parts)
         sent = weights.send(spark, name, parts.weights)
         _sent[model] = (now, name, sent)
+    return _plan(model, parts, name), sent
+
+
+def _weights_name(model: Model, parts: Parts) -> str:
+    return f"{parts.weights.digest()}{os.path.splitext(model.engine.weights_file)[1]}"
+
+
+def _plan(model: Model, parts: Parts, weights_name: str) -> dict[str, Any]:
+    """Return the parts of a plan from which workers restore the model."""
     code = parts.code or b""
     plan = {
         "engine": model.engine.name,
         "signature": json.dumps(model.signature.to_json()),
-        "weights": name,
+        "weights": weights_name,
         "facts": dict(parts.facts),
     }
     content = hashlib.sha256(json.dumps(plan).encode() + code).hexdigest()[:32]
-    return {**plan, "code": code, "content": content}, sent
+    return {**plan, "code": code, "content": content}
 
 
-def _udf(kind: pa.DataType, columns: int, payload: bytes, sent: Any) -> Callable[..., Column]:
-    """Return a Spark function of so many `columns` with results of this type.
+def _udf(target: str, kind: pa.DataType, columns: int, payload: bytes, sent: Any) -> Callable[..., Column]:
+    """Return a Spark function with results of this type, computed once, not again for a filter on its result.
 
-    It is computed once, not again for a filter on its result.
+    target  : the function that workers call, "module:function".
+    columns : the number of its arguments.
     """
     from pyspark.sql.pandas.functions import arrow_udf
 
-    run = ship.entry("tritium.predict.worker:score", payload)
+    run = ship.entry(target, payload)
 
     def predict(batches: Any) -> Any:  # Not `run` itself, so that Spark finds the broadcast in the closure.
         return run(sent, batches)

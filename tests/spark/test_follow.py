@@ -12,13 +12,10 @@ from unittest.mock import ANY
 
 import pandas as pd
 import pytest
-import torch
 from torch import nn
 
 import tritium as tr
-from tritium.errors import BadSetting, ModelError
 from tritium.events import ModelVersion
-from tritium.ml import TorchModel
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict import following
 
@@ -84,7 +81,7 @@ class Query:
             assert time.monotonic() < deadline, only
 
 
-@pytest.mark.parametrize("cluster", ["local", "connect"], indirect=True)
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_a_query_takes_newer_versions_and_refuses_what_does_not_fit(
     cluster: Any, tmp_path: Path, events: queue.Queue[ModelVersion], saved_elsewhere: None
 ) -> None:

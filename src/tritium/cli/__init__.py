@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, new, run, demo, report, clean (driver)."""
+"""The `tritium` command: doctor, new, run, demo, report, clean, serve (driver)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import fsspec  # type: ignore[import-untyped]
 from tritium.cli.clean import clean
 from tritium.cli.new import new
 from tritium.cli.run import run
+from tritium.cli.serve import serve
 from tritium.errors import TritiumError
 from tritium.spark import python as worker_python
 
@@ -80,6 +81,7 @@ def main() -> None:
 main.add_command(clean)
 main.add_command(new)
 main.add_command(run)
+main.add_command(serve)
 
 
 @main.command()

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from tritium.cli.openapi import ARROW, TEXTS, openapi
 from tritium.errors import BadRow, SetupError, SignatureMismatch, TritiumError, WrongVersion
-from tritium.model.model import Model, check_batch_size, load
+from tritium.model.calls import check_batch_size
+from tritium.model.model import Model, load
 
 
 class BadRequest(Exception):

@@ -5,13 +5,13 @@ BIN := .venv/bin
 # Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
-TEST = tests/spark tests/estimators tests/unit
-REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers
+TEST = tests/spark tests/estimators tests/unit tests/flyte/local
+REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers tests/flyte/pods
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -41,6 +41,9 @@ compat: setup    ## old code: Horovod, Petastorm, TensorFlowOnSpark, runners
 
 pages: setup     ## what is written runs: docs, examples, the demo, each benchmark small
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) tests/pages
+
+flyte: setup     ## workflows with Flyte: local runs, and the commands of pods, with faults, Delta and S3
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/flyte
 
 rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and faults and chaos in short
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(REST)
@@ -93,9 +96,9 @@ constraints: setup ## write constraints.txt again for every Python and platform,
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \
 	  --no-emit-index-url --no-emit-find-links pyproject.toml --output-file constraints.txt
 
-wheel: setup     ## wheels and source archives of both packages, in dist/
+wheel: setup     ## wheels and source archives of all packages, in dist/
 	@rm -rf dist
-	@for package in . packages/tritium-compat; do $(BIN)/uv build --quiet --out-dir dist $$package; done; ls dist
+	@for package in . packages/*; do $(BIN)/uv build --quiet --out-dir dist $$package; done; ls dist
 
 release-check: wheel ## wheels and source archives, installed and used in fresh environments of each Python
 	@scripts/release_check.sh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tries the packages that `make wheel` has made as strangers get them: wheels and source archives of both, each in a
+# Tries the packages that `make wheel` has made as strangers get them: wheels and source archives of all three, each in a
 # fresh environment of each Python, used by a small program, which a stranger's type checkers read, too.
 # Settings: PYTHONS, the versions to try, or paths of Pythons; one that is not installed is left out, and said.
 set -eu
@@ -23,7 +23,8 @@ for version in ${PYTHONS:-3.10 3.11 3.13}; do
   fi
   for kind in tar.gz whl; do
     $uv venv --quiet --clear --python "$version" "$environment"
-    $uv pip install --quiet --python "$environment" dist/tritium-[0-9]*."$kind" dist/tritium_compat-*."$kind"
+    $uv pip install --quiet --python "$environment" dist/tritium-[0-9]*."$kind" \
+      dist/tritium_compat-*."$kind" dist/tritium_flyte-*."$kind"
     (cd "$folder" && environment/bin/python stranger.py)
   done
   $uv pip install --quiet --python "$environment" mypy basedpyright

@@ -28,6 +28,9 @@ def main() -> None:
     import tritium.compat
 
     print("compat:", tritium.compat.__name__)
+    import tritium.flyte
+
+    print("flyte:", tritium.flyte.Table("s3://bucket/rows").format)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .venv ready to work in: the system's python3 makes it, pip puts uv into it, uv puts in the pinned
 # dependencies and Tritium itself (editable). `setup.sh demo` puts in only what the demo needs; without it, all that
-# the tests need, tritium-compat among it. A stamp remembers what is there and what it was made from: a second call only looks.
+# the tests need, tritium-compat and tritium-flyte among it. A stamp remembers what is there and what it was made from: a second call only looks.
 # Settings: PYTHON (which Python makes .venv where there is none), JAVA_HOME, pip's and uv's own configuration.
 set -eu
 cd "$(dirname "$0")/.."
@@ -42,8 +42,8 @@ check_python() {
 
 part=${1:-dev}
 case $part in
-  demo) compat="" contents="PyTorch and Spark: 5.6 GB, 3.9 of them PyTorch's CUDA libraries" ;;
-  dev) compat="--editable packages/tritium-compat" contents="all frameworks: about 10 GB" ;;
+  demo) packages="" contents="PyTorch and Spark: 5.6 GB, 3.9 of them PyTorch's CUDA libraries" ;;
+  dev) packages="--editable packages/tritium-compat --editable packages/tritium-flyte" contents="all frameworks: about 10 GB" ;;
   *) echo "setup: $part: it is demo, or dev" >&2; exit 2 ;;
 esac
 
@@ -66,7 +66,7 @@ lend_pip_settings
 echo "setup: the dependencies of constraints.txt ($contents the first time)"
 # Compiled now, once: every rank imports torch, and where Python may not write bytecode each would compile it again.
 .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints constraints.txt \
-  --build-constraints constraints.txt --editable ".[$part]" $compat
+  --build-constraints constraints.txt --editable ".[$part]" $packages
 # PySpark comes as source. Where a registry's answers may not be kept, uv unpacks and builds it anew for each environment,
 # 2 GB a time, and keeps every one: what nothing refers to any more goes, or a fresh clone a day fills the disk.
 .venv/bin/uv cache prune --quiet || echo "setup: uv's cache could not be pruned and stays as it is" >&2

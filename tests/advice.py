@@ -18,7 +18,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tritium"
 COMPAT = ROOT / "packages" / "tritium-compat"
-SOURCES = (*sorted(SOURCE.rglob("*.py")), *sorted(COMPAT.rglob("src/**/*.py")))
+FLYTE = ROOT / "packages" / "tritium-flyte"
+SOURCES = (
+    *sorted(SOURCE.rglob("*.py")),
+    *sorted(COMPAT.rglob("src/**/*.py")),
+    *sorted(FLYTE.rglob("src/**/*.py")),
+)
 PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -33,6 +38,8 @@ PAGES = (
 PROTOCOLS = (SOURCE / "gang" / "supervisor" / "pmi.py", SOURCE / "cli" / "new.py")
 HOLE = "…"  # placeholder for a value that is known only when the message is made
 
+ROOTS = (SOURCE, COMPAT / "src", FLYTE / "src")
+
 # --- the texts
 
 
@@ -40,7 +47,7 @@ HOLE = "…"  # placeholder for a value that is known only when the message is m
 def messages() -> tuple[tuple[str, str], ...]:
     """Return (file:line, text) of the package's texts with a space but docstrings: messages, settings' meanings."""
     return tuple(
-        (f"{file.relative_to(SOURCE if file.is_relative_to(SOURCE) else COMPAT / 'src')}:{line}", text)
+        (f"{file.relative_to(next(root for root in ROOTS if file.is_relative_to(root)))}:{line}", text)
         for file in SOURCES
         if file not in PROTOCOLS
         for line, text in _texts(ast.parse(file.read_text()))

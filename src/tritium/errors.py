@@ -36,7 +36,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 _USER = re.compile(r"(?<=://)[^\s/:@'\"]+:[^\s/@'\"]+(?=@)")
 _STOPS = re.compile(r"(?<=[^\s./])([.?!])\.(?=\s|$)")
@@ -71,6 +71,7 @@ class TritiumError(Exception):
     rank_traceback  : the rank's own, as text.
     run_dir         : of the run.
     lost            : whether nothing of the user's failed by itself, so that the gang was restarted (`retries`).
+    out_of_memory   : whether it was, as far as is known, for want of memory.
     headline        : the first line of the message.
     spark_error     : Spark's own exception. Its text, with Java's stack, is in the run directory: spark-error.txt.
     """
@@ -81,8 +82,15 @@ class TritiumError(Exception):
     rank_traceback: str = ""
     run_dir: str | None = None
     lost: bool = False
+    out_of_memory: bool = False
     headline: str = ""
     spark_error: BaseException | None = None
+    _transient: ClassVar[bool] = False
+
+    @property
+    def retry(self) -> bool:
+        """Whether the same call may succeed when it is made again, as nothing of the user's is at fault."""
+        return self.lost or self._transient
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(masked(one_stop(message)))
@@ -168,6 +176,7 @@ class WrongVersion(SetupError):
 class StartTimeout(TritiumError, TimeoutError):
     """The gang was not complete within `start_timeout`. `missing`: tasks. `needed`, `available`: slots in ranks."""
 
+    _transient = True
     missing: Sequence[int] = ()
     needed: int | None = None
     available: int | None = None
@@ -207,6 +216,7 @@ class EmptyShard(DataError):
 class IncompleteShard(DataError):
     """Spark ended a shard before its last row. `rows`: that came."""
 
+    _transient = True
     rows: int | None = None
 
 
@@ -256,6 +266,7 @@ class Stalled(RankFailed):
               are None.
     """
 
+    _transient = True
     seconds: float = 0.0
     stacks: Mapping[int, str] = MappingProxyType({})
     stage: int | None = None
@@ -273,6 +284,11 @@ class JobFailed(TritiumError):
     reason: str = ""
     cancelled: bool = False
     jvm_gone: bool = False
+
+    @property
+    def retry(self) -> bool:
+        """Whether the same call may succeed when it is made again: also with a new JVM."""
+        return super().retry or self.jvm_gone
 
 
 class RunCancelled(TritiumError):
@@ -311,6 +327,7 @@ class CheckpointFailed(TritiumError, OSError):
     path : of the checkpoint; of a failed write in bytes `needed`, `written`, `free` (None: not known).
     """
 
+    _transient = True
     path: str | None = None
     needed: int | None = None
     written: int | None = None
@@ -323,6 +340,7 @@ class StoreFailed(TritiumError, OSError):
     path : of the file; in bytes `written`, `needed`, `free` (None: not known).
     """
 
+    _transient = True
     path: str | None = None
     written: int | None = None
     needed: int | None = None
@@ -366,6 +384,8 @@ class TooLarge(TritiumError, ValueError):
 
 class WireError(TritiumError, ConnectionError):
     """A control connection broke, or its other end is not authentic."""
+
+    _transient = True
 
 
 class TritiumWarning(UserWarning):

@@ -82,6 +82,7 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
     """
     archive = package.zipped()
     name = digest(archive)
+    ours = package.OURS
 
     def call(*args: Any) -> Any:  # It is pickled by value, so it imports all that it needs.
         import importlib
@@ -90,7 +91,7 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
         import tempfile
 
         if getattr(sys.modules.get("tritium"), "__digest__", None) != name:
-            for module in [m for m in sys.modules if m.partition(".")[0] in ("tritium", "tritium_compat")]:
+            for module in [m for m in sys.modules if m.partition(".")[0] in ours]:
                 del sys.modules[module]
             try:
                 import lzma
@@ -232,7 +233,7 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     name = getattr(module, "__name__", None)
     if not isinstance(name, str) or name == "__main__":  # Cloudpickle always takes it by value.
         return False
-    if name.partition(".")[0] in ("tritium", "tritium_compat", "pyspark") or sys.modules.get(name) is not module:
+    if name.partition(".")[0] in (*package.OURS, "pyspark") or sys.modules.get(name) is not module:
         return False
     return not any(os.path.abspath(file).startswith(root) for root in by_reference)
 

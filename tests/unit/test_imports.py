@@ -14,16 +14,21 @@ import pytest
 
 import tritium
 import tritium_compat
+import tritium_flyte
 
 PACKAGE = Path(tritium.__file__).parent
+ROOTS = ("tritium", "tritium_compat", "tritium_flyte")
 COMPAT = Path(tritium_compat.__file__).parent
+FLYTE = Path(tritium_flyte.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
 LAYERS = (
     "tritium_compat",
+    "tritium_flyte",
     "",
     "integration",
     "cli",
     "compat",
+    "flyte",
     "ml",
     "predict",
     "gang",
@@ -36,7 +41,7 @@ LAYERS = (
     "wire ship definitions events package file_system shown errors hints aliases arguments closures triton_first",
 )
 # They import what is above them, as is their purpose. As texts, their names say what is shipped, not what is imported.
-DOORS = ("tritium", "tritium.compat", "tritium_compat")
+DOORS = ("tritium", "tritium.compat", "tritium.flyte", "tritium_compat", "tritium_flyte")
 # Within gang/, a folder is a process; what is in none of them is data for all.
 PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")
 LINES, METHODS = 60, 25  # of a function without its docstring, of a class
@@ -73,7 +78,7 @@ def depth(module: str) -> int:
 def modules() -> dict[str, Path]:
     names = {
         path.relative_to(package.parent).with_suffix("").parts: path
-        for package in (PACKAGE, COMPAT)
+        for package in (PACKAGE, COMPAT, FLYTE)
         for path in sorted(package.rglob("*.py"))
     }
     return {".".join(n[:-1] if n[-1] == "__init__" else n): path for n, path in names.items()}
@@ -111,7 +116,7 @@ def _imported(path: Path) -> Iterator[tuple[int, str]]:
             found = [node.value] if node.value not in DOORS else []
         else:
             continue
-        yield from ((node.lineno, name) for name in found if name.split(".")[0] in ("tritium", "tritium_compat"))
+        yield from ((node.lineno, name) for name in found if name.split(".")[0] in ROOTS)
 
 
 def test_imports_point_down() -> None:
@@ -119,20 +124,21 @@ def test_imports_point_down() -> None:
         f"{module}, line {line}: {name}"
         for module, path in modules().items()
         for line, name in imported(path)
-        if module not in DOORS[:2] and depth(name) < depth(module)
+        if module not in DOORS[:3] and depth(name) < depth(module)
     ]
     assert not upward, f"from a layer above their own import: {upward}"
 
 
-def test_compat_builds_on_what_is_public() -> None:
-    """As any other package could: the front door, the errors, and `tritium.integration`."""
-    public = {"tritium", "tritium.compat", "tritium.errors"}
+@pytest.mark.parametrize("package", ["tritium_compat", "tritium_flyte"])
+def test_a_distribution_builds_on_what_is_public(package: str) -> None:
+    """As any other package could: the front door, the errors, the events, and `tritium.integration`."""
+    public = {"tritium", "tritium.compat", "tritium.errors", "tritium.events"}
     inside = [
         f"{module}, line {line}: {name}"
         for module, path in modules().items()
-        if module.startswith("tritium_compat")
+        if module.startswith(package)
         for line, name in imported(path)
-        if name not in public and not name.startswith(("tritium.integration", "tritium_compat"))
+        if name not in public and not name.startswith(("tritium.integration", package))
     ]
     assert not inside, f"imports from within Tritium: {inside}"
 

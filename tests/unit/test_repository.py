@@ -65,12 +65,14 @@ def test_every_requirement_is_pinned() -> None:
     assert wanted - {"tritium"} <= pinned().keys()
 
 
-def test_both_distributions_have_one_version() -> None:
-    kernel, compat = ((ROOT / folder / "pyproject.toml").read_text() for folder in (".", "packages/tritium-compat"))
+def test_all_distributions_have_one_version() -> None:
+    kernel = (ROOT / "pyproject.toml").read_text()
     version = re.findall(r'^version = "(.*)"', kernel, re.M)
-    assert re.findall(r'^version = "(.*)"', compat, re.M) == version
-    assert re.findall(r'^compat = \["tritium-compat==(.*)"\]', kernel, re.M) == version
-    assert re.findall(r'^dependencies = \["tritium==(.*)"\]', compat, re.M) == version
+    for name in ("compat", "flyte"):
+        text = (ROOT / "packages" / f"tritium-{name}" / "pyproject.toml").read_text()
+        assert re.findall(r'^version = "(.*)"', text, re.M) == version
+        assert re.findall(rf'^{name} = \["tritium-{name}==(.*)"\]', kernel, re.M) == version
+        assert re.findall(r'^dependencies = \["tritium==([^"]*)"', text, re.M) == version
 
 
 def test_every_extra_has_code_that_imports_it() -> None:

@@ -122,7 +122,17 @@ def test_the_tests_add_to_what_the_demo_needs(clone: Path) -> None:
         result = set_up(clone, *part, PIP_EXTRA_INDEX_URL="INDEX")
         assert result.returncode == 0, result.stderr
         installed.append(calls.read_text().partition(" --editable ")[2].split() if calls.exists() else [])
-    assert installed == [[".[demo]"], [], [".[dev]", "--editable", "packages/tritium-compat"], [], []]
+    assert installed == [
+        [".[demo]"],
+        [],
+        [
+            ".[dev]",
+            *("--editable", "packages/tritium-compat"),
+            *("--editable", "packages/tritium-flyte"),
+        ],
+        [],
+        [],
+    ]
 
 
 def test_a_part_that_there_is_not(clone: Path) -> None:

@@ -202,6 +202,7 @@ class Failure(FailureFacts):
             signal=self.signal,
             exit_code=self.exit_code,
             lost=self.is_loss,
+            out_of_memory=self._is_out_of_memory(),
             headline=self.headline(),
             step=self.at.get("step"),
             phase=self.at.get("phase"),
@@ -212,6 +213,10 @@ class Failure(FailureFacts):
         )
         error.__cause__ = cause
         return error
+
+    def _is_out_of_memory(self) -> bool:
+        killed = self.signal == "SIGKILL" and bool((self.memory or {}).get("oom_kills"))
+        return killed or self.type == MemoryError.__name__
 
     def _stalled(self, run_dir: str | None) -> Stalled:
         lines = [self.text[0].upper() + self.text[1:]]

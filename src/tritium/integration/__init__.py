@@ -9,6 +9,7 @@ from __future__ import annotations
 from tritium.aliases import active as active_aliases
 from tritium.aliases import add as add_aliases
 from tritium.aliases import installed
+from tritium.checkpoint.code import code_of
 from tritium.frameworks.at_import import before_import
 from tritium.gang.program import Program
 from tritium.hints import suggest
@@ -21,6 +22,7 @@ __all__ = [
     "active_aliases",
     "add_aliases",
     "before_import",
+    "code_of",
     "import_triton",
     "installed",
     "pickle_by_value",

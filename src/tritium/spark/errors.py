@@ -73,6 +73,10 @@ _OUT_OF_MEMORY = ("java.lang.OutOfMemoryError", "org.apache.spark.memory.SparkOu
 OUT_OF_HEAP = 52
 """The exit code of a JVM of Spark's after an OutOfMemoryError (SparkExitCode.OOM)."""
 _OUT_OF_HEAP = re.compile(rf"(?:exited with|exit) (?:code|status):? {OUT_OF_HEAP}\b", re.I)
+_WANT_OF_MEMORY = re.compile(
+    rf"OutOfMemory|OOMKilled|memory limits|exit(?:ed with)? (?:code|status):? {OUT_OF_HEAP}\b", re.I
+)
+"""Not 137, the exit code of a process that SIGKILL has ended: a host that is taken away ends so, too."""
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
 _NEEDED = ("pyarrow", "numpy", "pandas", "pyspark", "py4j")
@@ -132,6 +136,7 @@ def caused(problem: JobFailed, error: BaseException) -> JobFailed:
     """Return `problem` with Spark's own exception as its cause and its attribute `spark_error`."""
     problem.__cause__ = error
     problem.spark_error = error
+    problem.out_of_memory = isinstance(problem, JobFailed) and bool(_WANT_OF_MEMORY.search(problem.reason))
     return problem
 
 

@@ -54,7 +54,10 @@ def is_loss(error: TritiumError) -> bool:
 
 
 def why_given_up(losses: list[TritiumError], retries: int) -> str | None:
-    """Return why there is no further attempt; None when there is one."""
+    """Return why there is no further attempt; None when there is one.
+
+    The last loss is marked `out_of_memory` where that is the probable reason.
+    """
     killed = [error for error in losses if isinstance(error, RankFailed) and error.signal == "SIGKILL"]
     kills = Counter((error.rank, error.step) for error in killed)
     for (rank, step), times in kills.items():
@@ -66,6 +69,7 @@ def why_given_up(losses: list[TritiumError], retries: int) -> str | None:
                     f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, and not for want of memory. "
                     "Find out who sends that signal: a cluster manager, a limit, a person."
                 )
+            losses[-1].out_of_memory = True
             return (
                 f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, so it is probably out of memory. "
                 "Give it more memory, a smaller batch, or fewer ranks to a host."

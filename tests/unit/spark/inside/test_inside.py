@@ -11,12 +11,14 @@ import pytest
 
 import tritium
 import tritium_compat
+import tritium_flyte
 from tritium.errors import BadSetting
 from tritium.spark import inside
 from tritium.spark.inside import SETTING, USES, Inside, turned_off
 
 PACKAGE = Path(tritium.__file__).parent
 COMPAT = Path(tritium_compat.__file__).parent
+FLYTE = Path(tritium_flyte.__file__).parent
 ROOM = PACKAGE / "spark"
 # Attributes of PySpark's and Py4J's objects that lead into the JVM, and others that are no public interface of theirs.
 PRIVATE = re.compile(
@@ -38,7 +40,7 @@ def private(path: Path) -> list[str]:
 
 
 def test_only_this_room_touches_them() -> None:
-    files = [path for folder in (PACKAGE, COMPAT) for path in folder.rglob("*.py") if ROOM not in path.parents]
+    files = [path for folder in (PACKAGE, COMPAT, FLYTE) for path in folder.rglob("*.py") if ROOM not in path.parents]
     assert not [place for path in files for place in private(path)]
 
 

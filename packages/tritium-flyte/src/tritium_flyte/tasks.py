@@ -1,0 +1,262 @@
+"""`Spark` and `Gang`: a task on a Spark driver, and one on every rank of a gang (the driver of a task)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import flyte
+import flyte.report
+import flyteplugins.spark
+from flyte.extend import TaskPluginRegistry
+from flyteplugins.spark.task import PysparkFunctionTask
+
+import tritium as tr
+from tritium.errors import BadSetting, TritiumError
+from tritium_flyte import memory, on_rank
+from tritium_flyte.context import SESSION, run_dir, session
+from tritium_flyte.models import SavedModel
+from tritium_flyte.outcomes import in_flytes_terms
+from tritium_flyte.report import Page
+from tritium_flyte.sessions import local
+from tritium_flyte.tables import Table
+
+REPORT_SECONDS = 2.0
+"""The time between two versions of the report."""
+_TAB = "Tritium"
+_DISCOVERY = "/opt/spark/examples/src/main/scripts/getGpusResources.sh"
+"""Where Spark's images have the script that lists the GPUs of an executor."""
+
+configurations: weakref.WeakKeyDictionary[Callable[..., Any], Spark] = weakref.WeakKeyDictionary()
+"""Function of a task → the configuration of its environment. Flyte's cache policies know the function alone."""
+
+
+class Spark(flyteplugins.spark.Spark):  # type: ignore[misc]
+    """A task whose function runs on a Spark driver: `flyte.TaskEnvironment(…, plugin_config=Spark({…}))`.
+
+    Estimators and `tr.launch` within it start gangs on the executors.
+
+    conf : Spark's settings. A local run has them, too, but those of machines.
+    hadoop_conf, executor_path, applications_path, driver_pod, executor_pod : as of `flyteplugins.spark.Spark`.
+    """
+
+    def __init__(
+        self,
+        conf: Mapping[str, Any] | None = None,
+        *,
+        hadoop_conf: Mapping[str, str] | None = None,
+        executor_path: str | None = None,
+        applications_path: str | None = None,
+        driver_pod: flyte.PodTemplate | None = None,
+        executor_pod: flyte.PodTemplate | None = None,
+    ) -> None:
+        self.conf = {name: _as_spark_writes(value) for name, value in (conf or {}).items()}
+        super().__init__(
+            spark_conf=dict(self.conf),
+            hadoop_conf=dict(hadoop_conf or {}),
+            executor_path=executor_path,
+            applications_path=applications_path,
+            driver_pod=driver_pod,
+            executor_pod=executor_pod,
+        )
+        local.declare(self.conf, 1)
+
+
+class Gang(Spark):
+    """A task whose function runs on every rank of a gang; its value is that of rank 0.
+
+    For Flyte it is a Spark task: a backend needs no plug-in of its own for it. A parameter annotated `Table` is on a
+    rank the shard of that name, a `SavedModel` an object with `load(trusted)`; others arrive as they are. The function
+    may be a coroutine function. Ranks need not have Flyte.
+
+    spark  : the Spark application around the gang. Executors, their cores and GPUs, and no dynamic allocation, follow
+             from the gang; where `spark` says otherwise, it is refused.
+    on_oom : factors by which memory grows for the attempt after one that ran out of it:
+             `{"spark.executor.memoryOverhead": 1.5}`. Without it, running out of memory is not tried again.
+    fields : those of `tr.Gang`. `run_dir` is by default that of `run_dir()`, which all attempts share.
+
+    Raises BadSetting for fields or settings that are wrong, or contradict each other.
+    """
+
+    def __init__(self, *, spark: Spark | None = None, on_oom: Mapping[str, float] | None = None, **fields: Any) -> None:
+        application = spark or Spark()
+        self.gang = tr.Gang.of(None, fields)
+        self.on_oom = dict(on_oom or {})
+        if self.gang.on != "cluster":
+            raise BadSetting(f"on={self.gang.on!r}: a task of Gang runs on the executors of its Spark.", setting="on")
+        super().__init__(
+            application.conf,
+            hadoop_conf=application.hadoop_conf,
+            executor_path=application.executor_path,
+            applications_path=application.applications_path,
+            driver_pod=application.driver_pod,
+            executor_pod=application.executor_pod,
+        )
+        memory.check(self.on_oom, self.conf)
+        self.spark_conf = self.conf | application_for(self.gang, self.conf)
+        local.declare(self.conf, self.gang.most * (self.gang.cpus or 1))
+
+
+def application_for(gang: tr.Gang, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a Spark application that has slots for all ranks of a gang, beside those of the user.
+
+    Raises BadSetting where the user's contradict them.
+    """
+    cpus = gang.cpus or int(conf.get("spark.task.cpus", 1))
+    cores = int(conf.get("spark.executor.cores", cpus))
+    problems = []
+    if cores < cpus:
+        problems.append(f"spark.executor.cores={cores} are fewer than the cpus={cpus} of a rank.")
+    ranks = max(1, cores // cpus)
+    if gang.gpus and "spark.executor.resource.gpu.amount" in conf:
+        gpus = int(conf["spark.executor.resource.gpu.amount"])
+        if gpus < gang.gpus:
+            problems.append(f"spark.executor.resource.gpu.amount={gpus} are fewer than the gpus={gang.gpus} of a rank.")
+        ranks = max(1, min(ranks, gpus // gang.gpus))
+    executors = -(-gang.most // ranks)
+    settings = {
+        "spark.executor.instances": str(executors),
+        "spark.executor.cores": str(cores),
+        "spark.dynamicAllocation.enabled": "false",
+    }
+    if gang.gpus:
+        settings["spark.executor.resource.gpu.amount"] = str(gang.gpus * ranks)
+        settings |= {
+            name: conf.get(name, value)
+            for name, value in (
+                ("spark.executor.resource.gpu.vendor", "nvidia.com"),
+                ("spark.executor.resource.gpu.discoveryScript", _DISCOVERY),
+            )
+        }
+    if int(conf.get("spark.executor.instances", executors)) < executors:
+        problems.append(
+            f"spark.executor.instances={conf['spark.executor.instances']} of {cores} cores have no slots for "
+            f"{gang.most} ranks: that takes {executors}."
+        )
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        problems.append("spark.dynamicAllocation.enabled=true: the ranks of a gang start together.")
+    if problems:
+        raise BadSetting("Gang: " + " ".join([*problems, "Leave it to the gang."]), settings=problems)
+    return {name: value for name, value in settings.items() if name not in conf or "gpu" in name}
+
+
+@dataclasses.dataclass(kw_only=True)
+class SparkTask(PysparkFunctionTask):  # type: ignore[misc]
+    """Flyte's Spark task, with the configuration applied also locally, errors by class, and a report."""
+
+    plugin_config: Spark
+
+    def __post_init__(self) -> None:
+        """Have a report: `TaskEnvironment.task` says False where the user says nothing."""
+        super().__post_init__()
+        self.report = True
+        self._resources = ExitStack()
+        configurations[self.func] = self.plugin_config
+
+    async def pre(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the session, for `flyte.ctx().data`."""
+        if not flyte.ctx().is_in_cluster():  # type: ignore[no-untyped-call]
+            block = local.used(self.plugin_config.conf)
+            return {SESSION: await asyncio.to_thread(self._resources.enter_context, block)}
+        if settings := self._after_oom():
+            await asyncio.to_thread(_session_with, settings)
+        data: dict[str, Any] = await super().pre(*args, **kwargs)
+        return data
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, with a report that is written anew while it runs, and raise errors in Flyte's terms."""
+        attempt, page = copy.copy(self), Page()
+        attempt._resources = ExitStack()
+        if isinstance(self.plugin_config, Gang):
+            attempt.func = functools.partial(_on_gang, self.func, self.plugin_config.gang)
+        showing = asyncio.create_task(_keep_showing(page))
+        try:
+            with attempt._resources, tr.listen(page.add):
+                return await PysparkFunctionTask.execute(attempt, *args, **kwargs)
+        except Exception as error:
+            on_oom = self.plugin_config.on_oom if isinstance(self.plugin_config, Gang) else {}
+            if on_oom and isinstance(error, TritiumError) and error.out_of_memory:
+                _oom_count().add()
+            raise in_flytes_terms(error, raises_memory=bool(on_oom)) from error
+        finally:
+            showing.cancel()
+            await _show(page)
+
+    async def post(self, return_vals: Any) -> Any:
+        """Leave the session: what follows writes results with it. It ends with the driver."""
+        return return_vals
+
+    def _after_oom(self) -> dict[str, str]:
+        """Return the settings of this attempt that are not those of the application as it was submitted."""
+        config = self.plugin_config
+        if not isinstance(config, Gang) or not config.on_oom or not (times := _oom_count().read()):
+            return {}
+        return memory.raised(config.on_oom, config.conf, times)
+
+
+def _session_with(settings: Mapping[str, str]) -> None:
+    """Make the driver's session with more memory for executors, which have not been asked for yet."""
+    from pyspark.sql import SparkSession
+
+    SparkSession.builder.config(map=dict(settings)).getOrCreate()
+
+
+def _on_gang(function: Callable[..., Any], gang: tr.Gang, *args: Any, **kwargs: Any) -> Any:
+    """Run a task's function on every rank, and return the value of rank 0."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    spark = session()
+    data = {name: value.read(spark) for name, value in bound.arguments.items() if isinstance(value, Table)}
+    values = {name: _for_rank(value) for name, value in bound.arguments.items() if name not in data}
+    if gang.run_dir is None:
+        gang = dataclasses.replace(gang, run_dir=run_dir())
+    run = tr.submit(
+        on_rank.call, gang, args=(_without_annotations(function), values, list(data)), data=data or None, spark=spark
+    )
+    return run.result()[0]
+
+
+def _for_rank(value: Any) -> Any:
+    """Return what a rank gets, which may not have Flyte."""
+    return on_rank.ModelPlace(value.path) if isinstance(value, SavedModel) else value
+
+
+def _without_annotations(function: Callable[..., Any]) -> types.FunctionType:
+    """Return the function without its annotations, which name Flyte's types, and without decorators of Flyte's."""
+    plain = inspect.unwrap(function)
+    assert isinstance(plain, types.FunctionType)
+    bare = types.FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
+    bare.__kwdefaults__, bare.__qualname__, bare.__doc__ = plain.__kwdefaults__, plain.__qualname__, plain.__doc__
+    return bare
+
+
+def _oom_count() -> memory.Count:
+    return memory.Count(f"{run_dir()}.oom")
+
+
+async def _keep_showing(page: Page) -> None:
+    while True:
+        await asyncio.sleep(REPORT_SECONDS)
+        await _show(page)
+
+
+async def _show(page: Page) -> None:
+    if (text := page.taken()) is not None:
+        flyte.report.get_tab(_TAB).replace(text)
+        await flyte.report.flush.aio()
+
+
+def _as_spark_writes(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+for _config in (Spark, Gang):
+    TaskPluginRegistry.register(_config, SparkTask)

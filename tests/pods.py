@@ -1,0 +1,86 @@
+"""The command that a backend of Flyte's runs in a task's pod, run here: spark-submit of Flyte's runtime."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workflows import FOLDER, SECONDS, Place
+
+_IDS = {
+    "FLYTE_INTERNAL_EXECUTION_PROJECT": "p",
+    "FLYTE_INTERNAL_EXECUTION_DOMAIN": "d",
+    "_U_ORG_NAME": "o",
+    "_U_EP_OVERRIDE": "localhost:1",  # the control plane, which a task without tasks of its own never calls
+}
+
+
+@dataclass
+class Ended:
+    """What a pod has left. `error`: kind, code and origin of error.pb; None where there is none."""
+
+    code: int
+    log: str
+    outputs: dict[str, Any] | None
+    error: dict[str, str] | None
+    report: str
+
+
+@dataclass
+class Pod:
+    """One attempt's command: `args` from the task's template, its environment, and where it writes."""
+
+    args: list[str]
+    environment: dict[str, str]
+    out: Path
+    cwd: Path
+
+    def start(self) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(self.args, env=self.environment, cwd=self.cwd, text=True, **pipes)
+
+    def run(self) -> Ended:
+        """Run the command to its end."""
+        with self.start() as process:
+            try:
+                log, _ = process.communicate(timeout=SECONDS)
+            finally:
+                process.kill()
+        return self.ended(process.returncode, log)
+
+    def ended(self, code: int, log: str) -> Ended:
+        """Return what the pod has written."""
+        asked = [sys.executable, str(FOLDER / "wire.py"), "read", str(self.out)]
+        done = subprocess.run(asked, env=self.environment, capture_output=True, text=True, check=False, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        report = self.out / "report.html"
+        return Ended(code, log, answer["outputs"], answer["error"], report.read_text() if report.exists() else "")
+
+
+def pod(
+    place: Place, name: str, *inputs: str, flow: str = "basics", master: str = "local[2]", **environment: str
+) -> Pod:
+    """Return the pod of a task of a workflow in tests/flyte.
+
+    inputs : the arguments `name=expression`, in the workflow's module.
+    master : of spark-submit; on a cluster Spark's operator gives it.
+    """
+    from pyspark.find_spark_home import _find_spark_home
+
+    folder = place.folder / f"pod-{len(list(place.folder.glob('pod-*')))}-{name}"
+    (folder / "out").mkdir(parents=True)
+    env = place.environment(**_IDS, _U_RUN_BASE=str(place.folder / "base"), **environment)
+    asked = [sys.executable, str(FOLDER / "wire.py"), "write", flow, name, str(folder), *inputs]
+    done = subprocess.run(
+        asked, env=env, cwd=place.folder / "cwd", capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    template = json.loads(done.stdout.splitlines()[-1])
+    conf = [text for pair in template["conf"].items() for text in ("--conf", "=".join(pair))]
+    submit = [f"{_find_spark_home()}/bin/spark-submit", "--master", master, *conf, template["main"]]
+    return Pod([*submit, *template["args"]], env, folder / "out", place.folder / "cwd")

@@ -35,7 +35,11 @@ PAGES = (
     *sorted(ROOT.glob("docs/migrate/*.md")),
 )
 # Whose texts are a protocol's, for no one to read, or files of a user's project.
-PROTOCOLS = (SOURCE / "gang" / "supervisor" / "pmi.py", SOURCE / "cli" / "new.py")
+PROTOCOLS = (
+    SOURCE / "gang" / "supervisor" / "pmi.py",
+    SOURCE / "cli" / "new.py",
+    FLYTE / "src" / "tritium_flyte" / "driver" / "report.py",
+)
 HOLE = "…"  # placeholder for a value that is known only when the message is made
 
 ROOTS = (SOURCE, COMPAT / "src", FLYTE / "src")
@@ -264,10 +268,10 @@ def is_class(name: str) -> bool:
 
 
 @cache
-def shims() -> frozenset[str]:
-    """Return the names of functions, classes, arguments and attributes that `tritium.compat` defines."""
+def shims(package: Path) -> frozenset[str]:
+    """Return the names of functions, classes, arguments and attributes that `tritium.compat` or another one defines."""
     found: set[str] = set()
-    for path in COMPAT.rglob("src/**/*.py"):
+    for path in package.rglob("src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
@@ -279,9 +283,15 @@ def shims() -> frozenset[str]:
 
 
 def is_shims(fragment: str, places: list[str]) -> bool:
-    """Return whether messages of `tritium.compat` and pages about migration alone have a name that it defines."""
-    where = all(place.startswith(("tritium_compat/", "docs/migrate/")) for place in places)
-    return where and fragment.rpartition(".")[2] in shims()
+    """Return whether messages of `tritium.compat` and pages about migration alone have a name that it defines.
+
+    So, too, of `tritium.flyte`.
+    """
+    homes = {COMPAT: ("tritium_compat/", "docs/migrate/"), FLYTE: ("tritium_flyte/", "docs/flyte.md")}
+    return any(
+        all(place.startswith(where) for place in places) and fragment.rpartition(".")[2] in shims(package)
+        for package, where in homes.items()
+    )
 
 
 @cache

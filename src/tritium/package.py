@@ -31,6 +31,8 @@ CACHE = "TRITIUM_CACHE"
 OURS = ("tritium", "tritium_compat", "tritium_flyte")
 """This package, and those that build on it."""
 _PACKAGES = (*OURS, "cloudpickle")
+_ON_THE_DRIVER = ("tritium/cli", "tritium_flyte/driver")
+"""Folders that no executor needs."""
 _KEPT = 8
 """Zips in that directory: of several versions of Tritium and of Python."""
 # The same sources always make the same zip.
@@ -47,8 +49,8 @@ def zipped() -> bytes:
 
     Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
     each launch that it broadcasts a large task: so docstrings, asserts, the columns of instructions (a fifth of it all)
-    and what only the driver's shell needs (`tritium.cli`) are left out. cloudpickle is included because executors may
-    lack it, or have another version than the one that pickled here.
+    and what only the driver needs (its shell's commands, Flyte's tasks) are left out. cloudpickle is included because
+    executors may lack it, or have another version than the one that pickled here.
 
     To make it takes 2 to 4 s. It is kept for other processes of this user with the same sources, in the directory
     `$TRITIUM_CACHE`, or else `tritium` in the user's directory for caches.
@@ -88,7 +90,7 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda i: i.name):
             name = f"{prefix}/{item.name}"
-            if item.is_dir() and item.name != "__pycache__" and name != "tritium/cli":
+            if item.is_dir() and item.name != "__pycache__" and name not in _ON_THE_DRIVER:
                 yield from walk(item, name)
             elif item.name.endswith(".py"):
                 yield name, item.read_bytes()

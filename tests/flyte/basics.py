@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import flyte
+
 import tritium as tr
 from tritium.flyte import Gang, SavedModel, Spark, Table, cache, run_dir, session
 
@@ -19,6 +20,7 @@ CONF = {
 }
 spark_env = flyte.TaskEnvironment("spark", plugin_config=Spark(CONF), cache=cache())
 gang_env = flyte.TaskEnvironment("gang", plugin_config=Gang(ranks=2, spark=Spark(CONF), progress=False), cache=cache())
+once_env = flyte.TaskEnvironment("once", plugin_config=Gang(ranks=2, spark=Spark(CONF), retries=0, progress=False))
 plain_env = flyte.TaskEnvironment("plain", depends_on=[spark_env, gang_env])
 
 
@@ -65,14 +67,12 @@ def divides() -> float:
     return 1 / (1 - tr.world().rank)
 
 
-@gang_env.task(retries=2, cache="disable")
+@once_env.task(retries=2)
 def dies_once(marker: str) -> int:
-    """Lose rank 1 in the first attempts of the gang: it is killed where the marker has fewer than four lines."""
-    if tr.world().rank == 1:
-        with Path(marker).open("a") as file:
-            file.write("x\n")
-        if len(Path(marker).read_text().split()) < 4:
-            os.kill(os.getpid(), signal.SIGKILL)
+    """Lose rank 1 in the first attempt: it is killed where there is no marker yet."""
+    if tr.world().rank == 1 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     return tr.world().size
 
 

@@ -129,7 +129,7 @@ def program(page: str) -> str:
 
 def test_every_page_with_python_is_run() -> None:
     pages = {str(page.relative_to(ROOT)) for page in advice.PAGES if list(advice.blocks(page, "python"))}
-    assert pages == set(PAGES)
+    assert pages - {"docs/flyte.md"} == set(PAGES)  # That one runs in tests/flyte/pods, in a home of its own.
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,15 @@ OTHERS: dict[str, str] = {
 
 # What is no advice about Python or Spark, or a name that the text itself explains.
 REASONS: dict[str, str] = {
+    "overwrite_cache": "a setting of a run on a backend of Flyte's",
+    "env_vars": "of flyte.TaskEnvironment",
+    "TaskEnvironment": "of flyte",
+    "NonRecoverableError": "of flyte.errors",
+    "ChildFailedError": "of torch.distributed.elastic",
+    "allow_retries": "of Dagster's Failure",
+    "Failure": "of Dagster",
+    "AirflowFailException": "of Airflow",
+    "OutOfMemoryError": "of Java",
     "MetricCollection": "of torchmetrics, which need not be there",
     "PowerSGDState": "of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
     "GradScaler": "of torch.amp",
@@ -374,7 +383,10 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def _defined(tree: ast.AST) -> set[str]:
-    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    """Return the names that a block defines, or imports from another distribution's module."""
+    names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "tritium.flyte")
+    return names | {alias.name for node in imports for alias in node.names}
 
 
 @pytest.mark.parametrize("code", SHELL)

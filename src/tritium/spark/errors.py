@@ -74,7 +74,7 @@ OUT_OF_HEAP = 52
 """The exit code of a JVM of Spark's after an OutOfMemoryError (SparkExitCode.OOM)."""
 _OUT_OF_HEAP = re.compile(rf"(?:exited with|exit) (?:code|status):? {OUT_OF_HEAP}\b", re.I)
 _WANT_OF_MEMORY = re.compile(
-    rf"OutOfMemory|OOMKilled|memory limits|exit(?:ed with)? (?:code|status):? {OUT_OF_HEAP}\b", re.I
+    rf"OutOfMemoryError|OOMKilled|memory limits|exit(?:ed with)? (?:code|status):? {OUT_OF_HEAP}\b", re.I
 )
 """Not 137, the exit code of a process that SIGKILL has ended: a host that is taken away ends so, too."""
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)

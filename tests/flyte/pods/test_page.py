@@ -21,7 +21,7 @@ def calls_step(directory: str) -> int:
 @pytest.mark.timeout(300)
 def test_the_code_of_the_page(tmp_path: Path) -> None:
     flow = tmp_path / "page.py"
-    flow.write_text("\n\n".join(advice.blocks(PAGE, "python")) + MORE)
+    flow.write_text("\n\n".join(code for _, code in advice.blocks(PAGE, "python")) + MORE)
     place = Place(tmp_path)
     played = place.play(flow, [("whole", ["100"]), ("calls_step", [repr(str(tmp_path / "step"))])])
     assert played.outputs(0) == [pytest.approx(0.99)]

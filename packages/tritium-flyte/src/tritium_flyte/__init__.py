@@ -9,23 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tritium_flyte.caching import cache
-    from tritium_flyte.context import run_dir, session
-    from tritium_flyte.models import SavedModel
+    from tritium_flyte.driver.caching import cache
+    from tritium_flyte.driver.context import run_dir, session
+    from tritium_flyte.driver.models import SavedModel
+    from tritium_flyte.driver.tasks import Gang, Spark
     from tritium_flyte.tables import Table, TableGone
-    from tritium_flyte.tasks import Gang, Spark
 
 __all__ = ["Gang", "SavedModel", "Spark", "Table", "TableGone", "cache", "run_dir", "session"]
 
 _HOME = {
-    "Gang": "tritium_flyte.tasks",
-    "SavedModel": "tritium_flyte.models",
-    "Spark": "tritium_flyte.tasks",
+    "Gang": "tritium_flyte.driver.tasks",
+    "SavedModel": "tritium_flyte.driver.models",
+    "Spark": "tritium_flyte.driver.tasks",
     "Table": "tritium_flyte.tables",
     "TableGone": "tritium_flyte.tables",
-    "cache": "tritium_flyte.caching",
-    "run_dir": "tritium_flyte.context",
-    "session": "tritium_flyte.context",
+    "cache": "tritium_flyte.driver.caching",
+    "run_dir": "tritium_flyte.driver.context",
+    "session": "tritium_flyte.driver.context",
 }
 
 

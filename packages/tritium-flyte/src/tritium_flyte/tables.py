@@ -51,7 +51,7 @@ class Table:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
-        from tritium_flyte.context import new_place
+        from tritium_flyte.driver.context import new_place
 
         contents, uri = Observation(), spark_url(new_place("table"))
         row = F.xxhash64(*(_hashable(field) for field in df.schema.fields)).cast("decimal(38,0)")
@@ -94,7 +94,7 @@ class Table:
         its rows.
         """
         if spark is None:
-            from tritium_flyte.context import session
+            from tritium_flyte.driver.context import session
 
             spark = session()
         reader = spark.read.format(self.format)

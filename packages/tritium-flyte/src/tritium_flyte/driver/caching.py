@@ -14,8 +14,8 @@ from typing import Any
 import flyte
 
 from tritium.integration import code_of
+from tritium_flyte.driver.tasks import Gang, Spark, configurations
 from tritium_flyte.tables import sha256
-from tritium_flyte.tasks import Gang, Spark, configurations
 
 _ALWAYS = ("tritium", "pyspark")
 _RESULTS = ("ranks", "gpus", "framework", "env")

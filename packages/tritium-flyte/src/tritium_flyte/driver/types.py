@@ -44,6 +44,6 @@ class TableTransformer(TypeTransformer[Table]):
 
 def register() -> None:
     """Tell Flyte of `Table`: the entry point of the group `flyte.plugins.types`."""
-    from tritium_flyte.tasks import Gang  # noqa: F401 - so that both registrations happen in any process.
+    from tritium_flyte.driver.tasks import Gang  # noqa: F401 - so that both registrations happen in any process.
 
     TypeEngine.register(TableTransformer())

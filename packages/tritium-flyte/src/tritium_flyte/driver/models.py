@@ -9,7 +9,7 @@ from flyte.io import Dir
 
 import tritium as tr
 from tritium.errors import ModelError
-from tritium_flyte.context import new_place
+from tritium_flyte.driver.context import new_place
 from tritium_flyte.tables import sha256
 
 _UNCOUNTED = "history.json"

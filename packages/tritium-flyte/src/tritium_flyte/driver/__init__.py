@@ -1,0 +1,1 @@
+"""What runs where Flyte is installed: the driver of a task, and the process that starts a run."""

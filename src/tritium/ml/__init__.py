@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tritium.ml.lightgbm.model import LightGBMModel
     from tritium.ml.lightning.estimator import LightningEstimator
     from tritium.ml.lightning.settings import LightningSettings
+    from tritium.ml.onnx.model import ONNXModel
     from tritium.ml.torch.estimator import TorchEstimator
     from tritium.ml.torch.fit import fit
     from tritium.ml.torch.model import TorchModel
@@ -40,6 +41,7 @@ __all__ = [
     "LightGBMRegressor",
     "LightningEstimator",
     "LightningSettings",
+    "ONNXModel",
     "TorchEstimator",
     "TorchModel",
     "TorchSettings",
@@ -63,6 +65,7 @@ _HOME = {
     "LightGBMRegressor": "lightgbm.estimator",
     "LightningEstimator": "lightning.estimator",
     "LightningSettings": "lightning.settings",
+    "ONNXModel": "onnx.model",
     "TorchEstimator": "torch.estimator",
     "TorchModel": "torch.model",
     "TorchSettings": "torch.settings",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from tritium.errors import WrongVersion
 
-_EXTRAS = {"torch": "torch", "lightgbm": "lightgbm", "pyspark": "spark", "pandas": "spark"}
+_EXTRAS = {"torch": "torch", "lightgbm": "lightgbm", "onnxruntime": "onnx", "pyspark": "spark", "pandas": "spark"}
 
 
 @contextmanager

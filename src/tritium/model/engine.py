@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting
 from tritium.model.forms import Requirement
-from tritium.model.signature import Output
+from tritium.model.signature import Output, Signature
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +150,14 @@ class Engine(ABC):
         """Return the outputs that the model has for a batch of inputs `[n, …]` by name. Raises BadData, BadSetting."""
         raise BadSetting(f"A model of {self.name} needs a signature: tr.Model(module, signature).", setting="signature")
 
+    def declared(self) -> Signature | None:
+        """Return the signature that the model's own file declares, without a task; None where it declares none."""
+        return None
+
     # ---- devices
+
+    def use_threads(self, threads: int) -> None:  # noqa: B027 - most have the threads of their process
+        """Let calls use so many threads, where they are not those that `Framework.threads` sets for the process."""
 
     @classmethod
     @abstractmethod

@@ -64,6 +64,12 @@ def signature_of(
     Raises BadSetting where the inputs are not clear, or could not be had at prediction; BadData where the model does
     not take them.
     """
+    if example is None and (declared := engine.declared()) is not None:
+        if isinstance(label_words, str) or decode:
+            what = "decode" if decode else "label_words"
+            raise BadSetting(f"{what} is about the columns of an example: give one, example=….", setting=what)
+        words = label_words or declared.label_words
+        return dataclasses.replace(declared, task=task, activation=activation, label_words=words), {}
     if example is None:
         raise BadSetting(
             "A model needs a signature: the columns that it takes, and what it returns. Give an example of what it is "

@@ -29,8 +29,9 @@ _SIGNATURE, _HISTORY = "signature.json", "history.json"
 class Model:
     """A trained module, its signature, and the history of its training.
 
-    module      : the framework's own object: a torch.nn.Module, a keras.Model, a lightgbm.Booster.
-    signature   : its inputs and outputs. None: inferred, by calling the module with `example`.
+    module      : the framework's own object: a torch.nn.Module, a keras.Model, a lightgbm.Booster; the path of an ONNX
+                  file; or a function from the batch, arrays `[rows, …]` by name, to an array, or to several by name.
+    signature   : its inputs and outputs. None: inferred, by calling the module with `example`, or that of an ONNX file.
     example     : a shard, a batch of one, a mapping of arrays `[rows, …]`, or a table, whose numeric columns are packed
                   to one input. The columns of a shard keep how they were made of source columns.
     inputs      : the columns of the example that the module takes. None: those that its `forward` names.

@@ -79,6 +79,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     with nullcontext() if framework is None else framework.threads(cpus):
         kept = _restored(plan, sent, gpus)
         engine, batch_size = kept.engine, plan["batch_size"]
+        engine.use_threads(cpus)
         if plan["transform"] is not None:
             engine = copy.copy(engine)  # The kept one serves every model of these weights and this code.
             engine.transform = _unpickled(plan["transform"], "transforms the inputs")

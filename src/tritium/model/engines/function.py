@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tritium.model.engine import Arrays
 
 _ALIGNED_BYTES = 64
+_ALONE = "prediction"
 
 
 @dataclass
@@ -28,6 +29,16 @@ class Functions:
 
     state: Any
     predict: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Stateless:
+    """A function of the batch alone, as one of a state that is None."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, state: None, batch: Any) -> Any:
+        return self.function(batch)
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,8 @@ class FunctionEngine(Engine):
 
     module: Functions
 
-    def __init__(self, module: Functions) -> None:
-        self.module = module
+    def __init__(self, module: Functions | Callable[[Any], Any]) -> None:
+        self.module = module if isinstance(module, Functions) else Functions(None, Stateless(module))
 
     def save(self, *, by_value: bool) -> Parts:
         buffers: list[pickle.PickleBuffer] = []
@@ -95,6 +106,8 @@ class FunctionEngine(Engine):
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
         arrays = self._predicted(batch)
+        if len(outputs) == 1 and list(arrays) == [_ALONE]:  # One array has no name of its own.
+            return {outputs[0]: arrays[_ALONE]}
         if not set(outputs) <= set(arrays):
             raise ModelError(f"predict should return the arrays {list(outputs)}, and returned {sorted(arrays)}.")
         return {name: arrays[name] for name in outputs}
@@ -146,4 +159,4 @@ def _named(result: Any) -> dict[str, np.ndarray[Any, Any]]:
         return {str(name): np.asarray(value) for name, value in result.items()}
     if isinstance(result, tuple):
         return {f"output_{number}": np.asarray(value) for number, value in enumerate(result)}
-    return {"prediction": np.asarray(result)}
+    return {_ALONE: np.asarray(result)}

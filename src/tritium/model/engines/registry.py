@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +22,15 @@ _ENGINES = {
     "torch": ("tritium.model.engines.torch", "TorchEngine"),
     "lightgbm": ("tritium.model.engines.lightgbm", "LightGBMEngine"),
     "keras": ("tritium.model.engines.keras", "KerasEngine"),
+    "onnx": ("tritium.model.engines.onnx", "ONNXEngine"),
 }
 # Looked through before torch, as a keras.Model may be a torch module, too.
-_CLASSES = {"keras": ("keras", "Model"), "lightgbm": ("lightgbm", "Booster")}
+_CLASSES = {
+    "keras": ("keras", "Model"),
+    "lightgbm": ("lightgbm", "Booster"),
+    "onnx": ("tritium.model.engines.onnx", "ONNXFile"),
+    "function": ("tritium.model.engines.function", "Functions"),
+}
 # The first module of each is the one that must have been imported before a state can hold such tensors.
 _KINDS = {
     "torch": ("torch", "tritium.model.engines.torch_leaf", "TorchTensor"),
@@ -42,7 +51,14 @@ def find(name: Any) -> type[Engine]:
 
 
 def name_of(module: Any) -> str:
-    """Return the name of the engine for a framework's own object: torch's for one of no other framework."""
+    """Return the name of the engine for a framework's own object, a function, or the path of an ONNX file.
+
+    It is torch's for anything else.
+    """
+    if isinstance(module, str | os.PathLike):
+        return "onnx"
+    if inspect.isroutine(module) or isinstance(module, functools.partial):
+        return "function"
     for name, (package, attribute) in _CLASSES.items():
         model_class = getattr(sys.modules.get(package), attribute, None)
         if model_class is not None and isinstance(module, model_class):

@@ -198,7 +198,7 @@ def _numeric(several: Sequence[Any], verb: str) -> Sequence[Any]:
         if _dtype(one) not in _NUMBERS:
             raise BadSetting(
                 f"The ONNX model {verb} {one.name!r} as {one.type}, and columns are made of tensors of numbers. Export "
-                "it without (of scikit-learn by skl2onnx: without a ZipMap, and with labels that are numbers), or name "
+                "it without (of scikit-learn by skl2onnx: without maps, and with labels that are numbers), or name "
                 "the outputs to take in a signature: tr.Model(path, signature)."
             )
         if not one.shape or isinstance(one.shape[0], int):

@@ -11,7 +11,7 @@ CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -83,6 +83,9 @@ imports: setup   ## imports point down, and `import tritium` is light
 
 docs: setup      ## the pages, built strictly into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+examples: setup  ## the gallery's examples, whole; their figures and pictures go into docs/gallery
+	@$(BIN)/python scripts/examples.py
 
 bench: setup     ## the benchmarks
 	@$(BIN)/python benchmarks

@@ -18,6 +18,7 @@ TritiumError
 │   └── Stalled             no progress: a rank is considered hung, or no rows come
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── RunCancelled            `Run.cancel` has ended the run
+├── ScoringFailed           a part of `score(into=…)` failed; the finished ones are kept
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        a loss or the gradients are NaN or infinite
 ├── RanksDiffer             ranks hold different weights, or train different parameters
@@ -289,6 +290,18 @@ class JobFailed(TritiumError):
     def retry(self) -> bool:
         """Whether the same call may succeed when it is made again: also with a new JVM."""
         return super().retry or self.jvm_gone
+
+
+class ScoringFailed(TritiumError):
+    """A part of `score(into=…)` failed; those that are finished are kept for the next call.
+
+    first, last : the source partitions of the part. finished : the number of finished parts. reason : why, in a line.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    finished: int = 0
+    reason: str = ""
 
 
 class RunCancelled(TritiumError):

@@ -21,6 +21,7 @@ PAGES = (
     "docs/tasks/pytorch.md",
     "docs/tasks/images.md",
     "docs/tasks/text.md",
+    "docs/tasks/overnight.md",
     "docs/tasks/services.md",
     "docs/launch.md",
     "docs/data.md",
@@ -73,6 +74,18 @@ def make_net():
     return torch.nn.Linear(2, 1)
 """,
     "docs/tasks/table.md": "import os",
+    "docs/tasks/overnight.md": """
+import os
+import torch
+from pyspark.sql import SparkSession, functions as F
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+place = os.getcwd()
+spark.range(0, 300, 1, 6).select("id", F.rand(1).alias("temp"), (F.col("id") % 24).alias("hr")).write.parquet(
+    f"{place}/warehouse/hours")
+import tritium as tr
+example = spark.read.parquet(f"{place}/warehouse/hours").select("temp", "hr").toPandas()
+tr.Model(torch.nn.Linear(2, 1), example=example).save("models/bikes")
+""",
     "docs/tasks/services.md": """
 import socket, threading
 import uvicorn
@@ -111,6 +124,8 @@ estimator = TorchEstimator(
 # Places that a page names, and what stands for them here.
 PLACES = {
     "s3://models/bikes": "models/bikes-here",
+    '"warehouse/hours"': 'f"{place}/warehouse/hours"',  # The JVM's directory is that of the first page.
+    '"parquet:warehouse': 'f"parquet:{place}/warehouse',
     # The JVM's directory is that of the first page, as all pages run in one process.
     'spark.read.csv("customers.csv"': 'spark.read.csv(os.path.abspath("customers.csv")',
     '"https://models.example.com/sentiment"': "service_url",

@@ -22,6 +22,7 @@ from tritium.model.published import versions
 from tritium.model.signature import Signature
 from tritium.model.trust import Trust
 from tritium.predict.following import Followed, seconds_of
+from tritium.predict.into import Scored
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.shown import call, changed
@@ -204,6 +205,53 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             on_error=self.getOrDefault(self.on_error),
             error_col=self.getOrDefault(self.error_col),
             followed=self._followed,
+        )
+
+    def score(
+        self,
+        df: Any,
+        *,
+        into: str,
+        resume: str | None = None,
+        on_error: str | None = None,
+        changed: str = "recompute",
+        dedupe: bool = False,
+        verbose: bool = True,
+    ) -> Scored:
+        """Write a Spark DataFrame with predictions part by part, and go on where a call with this `resume` has ended.
+
+        into     : "parquet:PATH", a directory that must be empty or new; "delta:PATH", a table to which rows are added;
+                   or the name of a table.
+        resume   : a directory, or an fsspec URL, for the records of finished parts. Call again with the same one after
+                   an error or a killed driver, and only the rest is scored. None: nothing is kept.
+        on_error : what becomes of a row that the model can't take, as the parameter of this name. None: as it is set.
+        changed  : a finished part whose rows have changed in the source is computed again ("recompute"), or is
+                   DataChanged ("refuse").
+        dedupe   : score equal inputs once, and join the predictions to all rows. Needs `resume`, which the executors
+                   write to.
+        verbose  : show the progress.
+
+        Raises BadSetting before anything starts; ScoringFailed when a part fails, and keeps the others.
+        """
+        from tritium.predict.dedupe import score_all
+
+        if self._followed is not None:
+            raise BadSetting(
+                "score(into=…) takes one version of the model for all rows, and this transformer follows those of a "
+                "directory. Load the version that you want: tr.load(path).transformer()."
+            )
+        transformer = self if on_error is None else self.copy().setParams(on_error=on_error)
+        return score_all(
+            transformer.model,
+            transformer.transform,
+            df,
+            into=into,
+            resume=resume,
+            on_error=transformer.getOrDefault(transformer.on_error),
+            settings={"device": transformer.getOrDefault(transformer.device)},
+            changed=changed,
+            dedupe=dedupe,
+            verbose=verbose,
         )
 
     def _names(self) -> list[str]:

@@ -37,7 +37,7 @@ _BAR_SECONDS = 0.2
 """The time between two times that Spark draws its progress bar."""
 _WIPE = f"\r{' ' * 80}\r"  # Spark removes the bar so, too, without a terminal's codes.
 
-_terminal = threading.Lock()  # The one live display of this process holds it, and other runs write plain lines.
+terminal = threading.Lock()  # The one live display of this process holds it, and other runs write plain lines.
 
 
 class Progress:
@@ -128,7 +128,7 @@ class Progress:
             except (OSError, ValueError):  # The terminal is gone, as in `_write`.
                 self._broken = True
             finally:
-                _terminal.release()
+                terminal.release()
 
     # ---- Events: each handler returns the lines to write
 
@@ -277,14 +277,14 @@ class Progress:
         from rich.live import Live
 
         console = Console(file=self._stream, force_terminal=True if forced and self._stream else None)
-        if not (forced or _can_be_live(console)) or not _terminal.acquire(blocking=False):
+        if not (forced or can_be_live(console)) or not terminal.acquire(blocking=False):
             return
         live = Live(console=console, auto_refresh=False, get_renderable=self._render)
         try:
             live.start(refresh=True)
         except (OSError, ValueError):  # The terminal is gone, as in `_write`.
             self._broken = True
-            _terminal.release()
+            terminal.release()
             return
         self._live = live
         self._ticker = threading.Thread(target=self._tick, args=(live,), name="tritium-progress", daemon=True)
@@ -320,7 +320,7 @@ class Progress:
         return Group(head, table)
 
 
-def _can_be_live(console: Console) -> bool:
+def can_be_live(console: Console) -> bool:
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal

@@ -24,6 +24,7 @@ USES = {
     "hadoop": "models through Hadoop's file systems; off: through fsspec, as over Connect",
     "hangs": "DataFrames that Spark 4.2.0 never computes; off: they are not refused",
     "jvm_bytes": "arrays leave the JVM as bytes; off: number by number",
+    "partitions": "scoring that resumes computes chosen partitions; off: `score(into=…)` is refused",
     "plans": "shapes and Python functions by the query plan; off: the ranks see the first row",
     "scheduler": "slots and executors as Spark's scheduler counts them; off: `start_timeout` ends a gang without slots",
 }

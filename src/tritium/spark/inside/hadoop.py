@@ -45,6 +45,28 @@ class Folder:
         """Copy `name` in this folder to `folder/name` of this machine."""
         self._files.copyToLocalFile(False, self._below(name), self._path("file://" + os.path.join(folder, name)), True)
 
+    def make(self, name: str = "") -> None:
+        """Make the folder, or one of this `name` in it, and those above. Raises Spark's error where that fails."""
+        self._files.mkdirs(self._below(name))
+
+    def names(self, name: str = "") -> list[str]:
+        """Return the names of what is in the folder, or in the one of this `name`; none where that does not exist."""
+        if not self.exists(name):
+            return []
+        return sorted(str(one.getPath().getName()) for one in self._files.listStatus(self._below(name)))
+
+    def move(self, name: str, target: str) -> bool:
+        """Rename what is in the folder under `name` to `target`, and return whether that was done."""
+        return bool(self._files.rename(self._below(name), self._below(target)))
+
+    def delete(self, name: str) -> None:
+        """Delete what is in the folder under `name`, with all below it, where it exists."""
+        self._files.delete(self._below(name), True)
+
+    def touch(self, name: str) -> None:
+        """Make an empty file."""
+        self._files.create(self._below(name), True).close()
+
     def _below(self, name: str) -> Any:
         return self._path(self._whole, name) if name else self._whole
 

@@ -12,10 +12,11 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.ml import Model as SparkModel
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasOutputCols
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritable, MLWriter
 
 from tritium.data.types import is_spark
 from tritium.errors import BadSetting, ModelError
+from tritium.ml.params import write_metadata
 from tritium.model.calls import BatchSize
 from tritium.model.model import Model, load
 from tritium.model.published import versions
@@ -315,9 +316,7 @@ class ModelWriter(MLWriter):
             if self.shouldOverwrite:
                 self._handleOverwrite(path)
             _save_by_hadoop(spark, self.instance.model, path)
-        metadata = DefaultParamsWriter._get_metadata_to_save(self.instance, spark)
-        writer = spark.createDataFrame([(metadata,)], ["value"]).coalesce(1).write
-        writer.mode("overwrite" if self.shouldOverwrite else "error").text(os.path.join(path, "metadata"))
+        write_metadata(self.instance, path, spark, mode="overwrite" if self.shouldOverwrite else "error")
 
 
 class ModelReader(MLReader[M]):

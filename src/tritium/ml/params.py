@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.sql import functions
 
 from tritium import ship
 from tritium.errors import BadSetting, UntrustedModel
@@ -77,6 +79,24 @@ def values(params: Params, source: type) -> dict[str, Any]:
     return {name: params.getOrDefault(name) for name in names if params.isDefined(name)}
 
 
+def write_metadata(
+    instance: Params,
+    path: str,
+    spark: Any,
+    extra: dict[str, Any] | None = None,
+    params: dict[str, Any] | None = None,
+    *,
+    mode: str = "error",
+) -> None:
+    """Write `path/metadata` as `DefaultParamsWriter.saveMetadata` of pyspark does, by the JVM alone.
+
+    pyspark's needs a Python worker, which fails where `PYSPARK_PYTHON` is not set and another `python3` is on the path.
+    """
+    text = DefaultParamsWriter._get_metadata_to_save(instance, spark, extra, params)
+    table = spark.range(1, numPartitions=1).select(functions.lit(text).alias("value"))
+    table.write.mode(mode).text(os.path.join(path, "metadata"))
+
+
 class ParamsWriter(MLWriter):
     """A writer of Spark ML's metadata layout; what JSON can't hold is pickled by value."""
 
@@ -100,7 +120,7 @@ class ParamsWriter(MLWriter):
         without_defaults = self._instance.copy()
         without_defaults._defaultParamMap = {}  # The dataclass has them, and JSON can't hold some.
         extra = {_PICKLED: pickled} if pickled else None
-        DefaultParamsWriter.saveMetadata(without_defaults, path, self.sparkSession, extra, plain)
+        write_metadata(without_defaults, path, self.sparkSession, extra, plain)
         remember_saved(_whole(pickled))
 
 

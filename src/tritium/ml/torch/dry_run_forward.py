@@ -309,8 +309,9 @@ def _of_type(field: Field | None, value: torch.Tensor) -> Iterator[Change]:
             )
         else:
             array = f"vector_to_array({column!r})" if field.marked else f"F.col({column!r})"
-            cast = f"df.withColumn({column!r}, {array}.cast('array<bigint>'))"
-            yield Change(whole, before=f"{cast} in Spark, lists of int in pandas")
+            spark_type, pandas_type = ("bigint", "int") if value.ndim == 1 else ("array<bigint>", "lists of int")
+            cast = f"df.withColumn({column!r}, {array}.cast({spark_type!r}))"
+            yield Change(whole, before=f"{cast} in Spark, {pandas_type} in pandas")
     elif value.dtype == torch.uint8:
         yield Change(value.float(), "{} / 255")
     else:

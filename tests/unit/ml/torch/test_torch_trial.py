@@ -225,6 +225,10 @@ INPUTS: dict[str, tuple[dict[str, Any], str]] = {
         "It takes features as [batch, 5] int64: df.withColumn('ids', F.col('ids').cast('array<bigint>')) in Spark, "
         "lists of int in pandas.",
     ),
+    "one id": (
+        {"feature_cols": "id", "model": lambda: nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1))},
+        "It takes features as [batch] int64: df.withColumn('id', F.col('id').cast('bigint')) in Spark, int in pandas.",
+    ),
     "packed ids": (
         {"feature_cols": ["c", "d"], "model": lambda: nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(4, 1))},
         "It takes features as [batch, 2] int64: columns that are packed become floats; make one array of integers, "
@@ -283,6 +287,7 @@ def inputs(count: int = 8) -> pa.Table:
     draw = np.random.default_rng(0)
     columns: dict[str, Any] = {
         "ids": draw.integers(0, 9, (count, 5)).astype(np.float64).tolist(),
+        "id": draw.integers(0, 9, count).astype(np.float64),
         "counts": draw.integers(0, 9, (count, 4)).tolist(),
         "flat": draw.random((count, 48)).tolist(),
         "v": draw.random((count, 4)).tolist(),
@@ -300,16 +305,12 @@ def test_inputs_that_a_module_does_not_take_are_refused_with_the_line_to_write(c
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("case", [case for case in INPUTS if case != "packed ids"])  # whose number is known
+@pytest.mark.parametrize("case", [case for case in INPUTS if case not in ("one id", "packed ids")])  # shapes are known
 def test_where_only_the_ranks_see_the_rows_they_are_refused_in_the_same_words(case: str) -> None:
     changes, _ = INPUTS[case]
     with pytest.raises(BadData) as known:
         planned(inputs(), **changes)
-    plan = (
-        planned(inputs().slice(0, 0), **changes)
-        if case != "packed ids"
-        else pytest.skip("the number of columns is known")
-    )
+    plan = planned(inputs().slice(0, 0), **changes)
     data = {"train": dataclasses.replace(plan.data["train"], frame=inputs())}
     with pytest.raises(BadData) as caught:
         run(dataclasses.replace(plan, gang=tr.Gang(**HERE), data=data))

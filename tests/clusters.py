@@ -156,6 +156,15 @@ def _connect() -> Iterator[Any]:
     """Yield a client session of a server in its own process: the driver has no JVM."""
     from pyspark.sql import SparkSession
 
+    with connect_server() as url:
+        spark = SparkSession.builder.remote(url).create()
+        yield spark
+        spark.stop()
+
+
+@contextlib.contextmanager
+def connect_server(master: str = "local[2]") -> Iterator[str]:
+    """Yield the URL of a real Spark Connect server."""
     port = free_port()
     conf = {
         **COMMON,
@@ -163,15 +172,13 @@ def _connect() -> Iterator[Any]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.maxResultSize": "64m",  # limits what a gang with its coordinator on an executor returns
     }
-    server = [spark_script("spark-submit"), "--master", "local[2]", "--driver-memory", "1g"]
+    server = [spark_script("spark-submit"), "--master", master, "--driver-memory", "1g"]
     for key, value in conf.items():
         server += ["--conf", f"{key}={value}"]
     server += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     with daemon("connect server", server) as process:
         wait(lambda: listens(port) or process.poll() is not None, f"the Connect server listens on port {port}")
-        spark = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
-        yield spark
-        spark.stop()
+        yield f"sc://127.0.0.1:{port}"
 
 
 STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {

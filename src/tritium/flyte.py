@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from tritium import aliases
+
+if TYPE_CHECKING:
+    from tritium_flyte import *  # noqa: F403 - type checkers do not see what `sys.modules` gets below.
 
 try:
     import tritium_flyte

@@ -87,7 +87,7 @@ def test_a_query_takes_newer_versions_and_refuses_what_does_not_fit(
 ) -> None:
     path = str(tmp_path / "models")
     assert tr.publish(adding(10), path) == 1
-    model = adding(0).follow(path, every=0.1, trusted=TRUSTED)
+    model = adding(0).follow(path, every=0.1, trusted=TRUSTED).setParams(metrics="bikes")
     query = Query(cluster.spark, model.transform, tmp_path)
     try:
         assert query.batch() == [(1, 10.0)]
@@ -109,6 +109,11 @@ def test_a_query_takes_newer_versions_and_refuses_what_does_not_fit(
         assert tr.publish(f"{path}/1", path) == 6
         assert events.get(timeout=SECONDS) == ModelVersion(path=path, version=6, time=ANY)
         assert query.until(6) == (6, 10.0)
+        observed = [p["observedMetrics"]["bikes"] for p in query.query.recentProgress if p["numInputRows"]]
+        assert {row["rows"] for row in observed} == {10}
+        assert sorted({row["model_version"] for row in observed}) == [1, 2, 6]
+        assert all(0 < row["model_ms_p50"] <= row["model_ms_p99"] < 1000 * SECONDS for row in observed)
+        assert all(row["model_rows_per_second"] > 0 for row in observed)
     finally:
         query.query.stop()
         model.stop_following()

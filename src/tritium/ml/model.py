@@ -94,6 +94,14 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         TypeConverters.toString,
     )
 
+    metrics: Param[str] = Param(
+        Params._dummy(),
+        "metrics",
+        "the name under which Spark observes `rows`, `model_ms_p50`, `model_ms_p99` and `model_rows_per_second` of each "
+        'query, in lastProgress["observedMetrics"] of a stream; "": it observes nothing',
+        TypeConverters.toString,
+    )
+
     def __init__(self, model: Model, *, output_cols: Sequence[str] | None = None, **params: Any) -> None:
         """Wrap a model. `params` are any of the parameters by name."""
         super().__init__()
@@ -107,6 +115,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             raw_prediction_col="rawPrediction",
             prediction_label_col="prediction_label",
             label_index_col="",
+            metrics="",
             on_error="fail",
             error_col="prediction_error",
         )
@@ -206,6 +215,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             on_error=self.getOrDefault(self.on_error),
             error_col=self.getOrDefault(self.error_col),
             followed=self._followed,
+            **({"metrics": self.getOrDefault(self.metrics)} if is_spark(dataset) else {}),
         )
 
     def score(

@@ -1,4 +1,4 @@
-"""Score a stream by the version that holds for its micro-batch (Spark's Python worker; driver side: following.py)."""
+"""Score by the version that holds for a micro-batch, and time it (Spark's Python worker; driver: following.py)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import hmac
 import itertools
 import os
 import pickle
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tritium import file_system
@@ -25,32 +27,70 @@ _decided: OrderedDict[tuple[str, int], tuple[int, bytes, Any]] = OrderedDict()
 
 
 def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Array]:
-    """Do as `worker.score`, with a last column: the micro-batch's time. Yield structs of the result and the version.
+    """Do as `worker.score`, and yield structs: the result, and the facts about it that the payload asks for.
 
-    payload : the pickled facts of `Following`, with the `plan` of the version with which the query began.
-    sent    : the handle of that version's weights.
-    batches : their last column is the time of the micro-batch, in microseconds since 1970, the same in all rows.
+    payload : pickled: the `plan` of the model; `following`, the facts of `Following`, or None; and whether rows are
+              `timed`. A result that follows has the field `version`, a timed one `milliseconds`: how long the model
+              took for the rows that it was given at once, and `beside`: how many those are.
+    sent    : the handle of the weights that the plan names.
+    batches : if it follows, their last column is the time of the micro-batch, in microseconds since 1970, the same in
+              all rows.
     """
     facts = pickle.loads(payload)
-    first = next((batch for batch in batches if len(batch[0])), None)
+    following, decision = facts["following"], (0, facts["plan"], sent)
+    first = next((batch for batch in batches if len(_columns(batch)[0])), None)
     if first is None:
         return
-    number, plan, weights = _decision(facts, sent, first[-1][0].as_py())
-    rest = (batch[:-1] if len(batch) > 2 else batch[0] for batch in itertools.chain([first], batches))
-    for result in worker.score(plan, weights, rest):
-        version = pa.array([number], pa.int64()).take(pa.array([0] * len(result), pa.int8()))
-        yield pa.StructArray.from_arrays([result, version], names=["result", "version"])
+    if following is not None:
+        decision = _decision(following, (following["number"], *decision[1:]), first[-1][0].as_py())
+    source = _Source(itertools.chain([first], batches), drop_last=following is not None)
+    results, begun = worker.score(decision[1], decision[2], source.batches()), time.perf_counter()
+    for result in results:
+        took = time.perf_counter() - begun - source.seconds
+        values = {"result": result}
+        if following is not None:
+            values["version"] = _repeated(decision[0], len(result), pa.int64())
+        if facts["timed"]:
+            values["milliseconds"] = _repeated(took * 1000, len(result), pa.float64())
+            values["beside"] = _repeated(len(result), len(result), pa.int64())
+        yield pa.StructArray.from_arrays(list(values.values()), names=list(values))
+        begun, source.seconds = time.perf_counter(), 0.0
 
 
-def _decision(facts: dict[str, Any], sent: Any, time: int) -> tuple[int, bytes, Any]:
-    """Return the number, plan and weights of the version that holds at a time: the last of those decided.
+class _Source:
+    """Spark's batches, and how long it was waited for them."""
+
+    def __init__(self, batches: Iterator[Any], drop_last: bool) -> None:
+        self._batches, self._drop_last = batches, drop_last
+        self.seconds = 0.0
+
+    def batches(self) -> Iterator[tuple[pa.Array, ...]]:
+        while True:
+            begun = time.perf_counter()
+            batch = next(self._batches, None)
+            self.seconds += time.perf_counter() - begun
+            if batch is None:
+                return
+            yield _columns(batch)[:-1] if self._drop_last else _columns(batch)
+
+
+def _columns(batch: Any) -> tuple[pa.Array, ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _repeated(value: float, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.array([value], kind).take(pa.array(np.zeros(count, np.int8)))
+
+
+def _decision(facts: dict[str, Any], first: tuple[int, bytes, Any], moment: int) -> tuple[int, bytes, Any]:
+    """Return the number, plan and weights of the version that holds at a moment: the last one decided, else `first`.
 
     A decision holds from a multiple of `every`. So the spool is read once in each such interval.
     """
-    interval = time // facts["every"]
+    interval = moment // facts["every"]
     key = (facts["id"], interval)
     if key not in _decided:
-        best = (facts["number"], facts["plan"], sent)
+        best = first
         known = [decision for (name, before), decision in _decided.items() if name == key[0] and before < interval]
         best = max([best, *known], key=lambda decision: decision[0])
         for number, decision in _decisions(facts, best[0]):

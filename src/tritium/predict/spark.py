@@ -56,6 +56,7 @@ def score(
     on_error: OnError = "fail",
     error_col: str = "prediction_error",
     followed: Followed | None = None,
+    metrics: str = "",
 ) -> DataFrame:
     """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
@@ -68,9 +69,12 @@ def score(
                      out, "null" gives it nulls as predictions, "column" also the reason in the column `error_col`,
                      which is null for all other rows.
     followed       : of which versions the newest scores, in a stream as long as it runs; None: `model` itself.
+    metrics        : the name under which Spark observes rows and the model's time; "": it does not.
 
     Raises SignatureMismatch with every difference between the columns and the inputs of the model.
     """
+    from pyspark.sql import functions as F
+
     check_batch_size(batch_size)
     check_on_error(on_error)
     model.engine.check_device(device)
@@ -98,24 +102,21 @@ def score(
         packed = pack(one, schema)
         columns.extend(as_bytes_or_array(df.sparkSession, packed) if as_bytes else [packed])
     first = spark_column(schema, next((one for one in inputs if one.depth), inputs[0]).sources[0])
-    df, kind, version = as_rows(df, first), result_type(model.signature), None
+    df, kind, extra = as_rows(df, first), result_type(model.signature), None
     kind = with_errors(kind) if errors else kind
     with drivers_python(df.sparkSession):
-        if following is None:
+        if following is None and not metrics:
             predicted = _udf("tritium.predict.worker:score", kind, len(columns), pickle.dumps(plan), sent)(*columns)
         else:
-            df, predicted, version = _followed(df, following, kind, columns, plan, sent)
-            following.start(partial(_later, plan, inputs, schema))
+            df, extra = _with_facts(df, following, metrics, kind, columns, plan, sent)
+            predicted = F.col(extra).getField("result")
+    if following is not None:
+        following.start(partial(_later, plan, inputs, schema))
     scored = _with_columns(df, model.signature, predicted, names, more, on_error, errors)
-    if version is not None:
-        return scored.withColumn(VERSION, scored[version].getField("version")).drop(version)
-    return scored if followed is None else scored.withColumn(VERSION, _number(number))
-
-
-def _number(value: int) -> Column:
-    from pyspark.sql.functions import lit
-
-    return lit(value).cast("long")
+    if followed is not None:
+        version = F.lit(number).cast("long") if following is None else F.col(str(extra)).getField("version")
+        scored = scored.withColumn(VERSION, version)
+    return scored if extra is None else scored.drop(extra)
 
 
 def _reading(model: Model, inputs: Sequence[Field]) -> dict[str, Any]:
@@ -150,20 +151,36 @@ def _travels(field: Field) -> str:
     return " ".join(map(str, form))
 
 
-def _followed(
-    df: DataFrame, following: Following, kind: pa.DataType, columns: Sequence[Column], plan: dict[str, Any], sent: Any
-) -> tuple[DataFrame, Column, str]:
-    """Return `df` with a column of results and versions, the results in it, and its name."""
+def _with_facts(
+    df: DataFrame,
+    following: Following | None,
+    metrics: str,
+    kind: pa.DataType,
+    columns: Sequence[Column],
+    plan: dict[str, Any],
+    sent: Any,
+) -> tuple[DataFrame, str]:
+    """Return `df` with a column of structs of the result and the facts about it, observed, and the column's name."""
     from pyspark.sql import functions as F
 
-    payload = pickle.dumps({**following.facts(), "plan": pickle.dumps(plan)})
-    kind = pa.struct([("result", kind), ("version", pa.int64())])
-    score_followed = _udf("tritium.predict.followed:score", kind, len(columns) + 1, payload, sent)
-    # In a stream this is the time at which the micro-batch began: the same in all tasks, and in its offset log.
-    time = F.unix_micros(F.current_timestamp())
+    facts = {"plan": pickle.dumps(plan), "timed": bool(metrics), "following": following and following.facts()}
+    parts = [("result", kind)]
+    if following is not None:
+        # In a stream this is the time at which the micro-batch began: the same in all tasks, and in its offset log.
+        columns = [*columns, F.unix_micros(F.current_timestamp())]
+        parts.append(("version", pa.int64()))
+    if metrics:
+        parts += [("milliseconds", pa.float64()), ("beside", pa.int64())]
+    scored = _udf("tritium.predict.followed:score", pa.struct(parts), len(columns), pickle.dumps(facts), sent)
     name = f"_tritium_{uuid.uuid4().hex}"
-    df = df.withColumn(name, score_followed(*columns, time))
-    return df, F.col(name).getField("result"), name
+    df = df.withColumn(name, scored(*columns))
+    if metrics:
+        took, beside = (F.col(name).getField(field) for field in ("milliseconds", "beside"))
+        rate = (F.count(F.lit(1)) * 1000 / F.sum(took / beside)).alias("model_rows_per_second")
+        version = [F.max(F.col(name).getField("version")).alias(VERSION)] if following is not None else []
+        percentiles = [F.percentile_approx(took, share / 100).alias(f"model_ms_p{share}") for share in (50, 99)]
+        df = df.observe(metrics, F.count(F.lit(1)).alias("rows"), *percentiles, rate, *version)
+    return df, name
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:

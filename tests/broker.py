@@ -62,7 +62,7 @@ def jars(profile: str) -> Path:
 def broker() -> Iterator[str]:
     """Yield the address of a broker, stopped afterwards, whose topics have two partitions and are made on first use."""
     path = f"{jars('broker')}/*"
-    with tempfile.TemporaryDirectory() as folder, _free_ports(2) as (port, controller):
+    with tempfile.TemporaryDirectory() as folder, free_ports(2) as (port, controller):
         config = Path(folder, "server.properties")
         config.write_text(PROPERTIES.format(port=port, controller=controller, logs=f"{folder}/logs"))
         java = ["java", "-Xmx512m", *SHORT_LIVED.split(), "-cp", path]
@@ -71,7 +71,7 @@ def broker() -> Iterator[str]:
         with open(Path(folder, "out"), "wb") as out:
             process = subprocess.Popen([*java, "kafka.Kafka", str(config)], stdout=out, stderr=out)
         try:
-            _wait_for(process, port, Path(folder, "out"))
+            wait_for(process, port, Path(folder, "out"))
             yield f"127.0.0.1:{port}"
         finally:
             process.kill()
@@ -79,7 +79,8 @@ def broker() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _free_ports(count: int) -> Iterator[list[int]]:
+def free_ports(count: int) -> Iterator[list[int]]:
+    """Yield ports that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for taken in sockets:
@@ -88,11 +89,12 @@ def _free_ports(count: int) -> Iterator[list[int]]:
     yield ports
 
 
-def _wait_for(process: subprocess.Popen[bytes], port: int, out: Path) -> None:
+def wait_for(process: subprocess.Popen[bytes], port: int, out: Path) -> None:
+    """Return when the process listens on the port. Raises RuntimeError with what it has printed if it does not."""
     deadline = time.monotonic() + SECONDS
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the broker did not start: {out.read_text()[-2000:]}")
+            raise RuntimeError(f"the server did not start: {out.read_text()[-2000:]}")
         time.sleep(0.1)

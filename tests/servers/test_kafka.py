@@ -1,4 +1,4 @@
-"""Kafka → enrich → Kafka on a real broker: the driver killed in a micro-batch, and the page's programs."""
+"""Kafka → enrich → Kafka on a real broker: the driver killed in a micro-batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-import advice
 import tritium as tr
 from broker import broker, jars
 from tritium.model.signature import Input, Output, Signature
@@ -73,78 +72,6 @@ def test_a_killed_query_loses_nothing_and_repeats_recognisably(tmp_path: Path) -
     assert all(same == [same[0]] * len(same) for same in copies.values())
     assert {topic for topic, _, _ in copies} == {"events"}
     assert sorted(json.loads(r["value"])["id"] for r in once) == list(range(EVENTS))
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
-# What the page's programs take as given, and what comes of them.
-MODELS = """
-import json
-import torch
-from tritium.model.signature import Input, Output, Signature
-
-def saved(path, bias):
-    module = torch.nn.Linear(3, 1)
-    torch.nn.init.ones_(module.weight)
-    torch.nn.init.constant_(module.bias, bias)
-    inputs = (Input("features", ("temp", "hum", "hr"), "float32", (3,)),)
-    tr.Model(module, Signature(inputs, (Output("y", shape=(1,)),), "regression")).save(path)
-
-saved("models/bikes-by-hand", 0)
-saved("models/second", 100)
-
-def produce(*values):
-    rows = spark.createDataFrame([(value,) for value in values], "value string")
-    rows.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", "events").save()
-
-def predictions():
-    rows = [json.loads(row[0]) for row in once.select(F.col("value").cast("string")).collect()]
-    return sorted(rows, key=lambda row: row.get("id", 0))
-
-produce('{"id": 1, "temp": 1, "hum": 2, "hr": 3}', '{"id": 2, "temp": 1, "hr": 3}', "no JSON")
-"""
-SCORED = """
-query.processAllAvailable()
-query.stop()
-assert predictions() == [{}, {"id": 1, "prediction": 6.0}, {"id": 2}], predictions()
-open("models/newest", "w").write("models/bikes-by-hand")
-"""
-SWAPPED = """
-swapping.processAllAvailable()
-open("models/newest", "w").write("models/second")
-produce('{"id": 3, "temp": 1, "hum": 2, "hr": 4}')
-swapping.processAllAvailable()
-swapping.stop()
-assert predictions()[-1] == {"id": 3, "prediction": 107.0}, predictions()
-assert list(loaded) == ["models/second"]
-spark.stop()
-print("done")
-"""
-
-
-@pytest.mark.kafka
-@pytest.mark.timeout(240)
-def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
-    scores, reads, swaps = (code for _, code in advice.blocks(PAGE, "python") if "servers" in code)
-    begin, load, rest = scores.partition("model = ")
-    here = {
-        "spark.jars": ",".join(map(str, jars("connector").glob("*.jar"))),  # of the version that can be had here
-        "spark.master": "local[2]",
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "1",
-    }
-    packages = '.config("spark.jars.packages", connector)'
-    assert packages in begin
-    begin = begin.replace(packages, "".join(f".config({name!r}, {value!r})" for name, value in here.items()))
-    with broker() as address:
-        assert '"localhost:9092"' in begin
-        begin = begin.replace('"localhost:9092"', repr(address))
-        program = "\n".join([begin, MODELS, load + rest, reads, SCORED, swaps, SWAPPED])
-        (tmp_path / "page.py").write_text(program)
-        done = subprocess.run(
-            [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-        )
-    assert done.stdout.endswith("done\n"), done.stderr[-3000:]
 
 
 def _driver(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:

@@ -97,8 +97,8 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     metrics: Param[str] = Param(
         Params._dummy(),
         "metrics",
-        "the name under which Spark observes `rows`, `model_ms_p50`, `model_ms_p99` and `model_rows_per_second` of each "
-        'query, in lastProgress["observedMetrics"] of a stream; "": it observes nothing',
+        "the name under which Spark observes `rows`, `model_ms_p50`, `model_ms_p99` and `model_rows_per_second` of "
+        'each query, in lastProgress["observedMetrics"] of a stream; "": it observes nothing',
         TypeConverters.toString,
     )
 

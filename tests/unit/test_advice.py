@@ -37,6 +37,7 @@ OTHERS: dict[str, str] = {
     "useArrow": "pyspark.sql.functions.udf",
     "pyfile": "pyspark.sql.SparkSession.addArtifacts",
     "barrier": "pyspark.sql.DataFrame.mapInArrow",
+    "realTime": "pyspark.sql.streaming.DataStreamWriter.trigger",
     "parallelism": "pyspark.ml.tuning.CrossValidator",
     "num_workers": "torch.utils.data.DataLoader",
     "numFeatures": "pyspark.ml.feature.HashingTF",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tritium.model.model import Model, load
     from tritium.model.published import publish
     from tritium.observe.stream import listen
+    from tritium.predict.explain import explain
     from tritium.predict.http import http_transformer
 
 __version__ = "0.2.0"
@@ -36,6 +37,7 @@ __all__ = [
     "World",
     "errors",
     "events",
+    "explain",
     "http_transformer",
     "launch",
     "listen",
@@ -55,6 +57,7 @@ _HOME = {
     "Run": "tritium.gang.driver.run",
     "TensorFlow": "tritium.frameworks.tensorflow",
     "World": "tritium.gang.rank.world",
+    "explain": "tritium.predict.explain",
     "http_transformer": "tritium.predict.http",
     "launch": "tritium.gang.driver.launch",
     "listen": "tritium.observe.stream",

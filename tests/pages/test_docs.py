@@ -23,6 +23,7 @@ PAGES = (
     "docs/tasks/text.md",
     "docs/tasks/overnight.md",
     "docs/tasks/services.md",
+    "docs/tasks/explain.md",
     "docs/tasks/lightgbm.md",
     "docs/tasks/cluster.md",
     "docs/tasks/failures.md",

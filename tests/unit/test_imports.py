@@ -56,6 +56,7 @@ PUBLIC = {
     "World",
     "errors",
     "events",
+    "explain",
     "http_transformer",
     "launch",
     "listen",

@@ -99,6 +99,9 @@ class Engine(ABC):
     takes_transform: ClassVar[bool] = False
     """Whether `call` applies `transform`."""
 
+    explainer: ClassVar[str] = ""
+    """What `contributions` is called as a setting of `tr.explain`; "": there is none of the framework's own."""
+
     module: Any
     """The framework's own object. It can be replaced; each use takes the current one."""
     transform: Callable[..., Any] | None = None
@@ -153,6 +156,15 @@ class Engine(ABC):
     def declared(self) -> Signature | None:
         """Return the signature that the model's own file declares, without a task; None where it declares none."""
         return None
+
+    def contributions(
+        self, batch: Arrays, outputs: Sequence[str], *, background: Arrays, samples: int | None, seed: int
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return SHAP values, float64 `[n, features, k]`, and their bases, `[n, k]`, for a batch of inputs.
+
+        background : rows of which a feature takes its values when it is left out. samples : as `tr.explain` has it.
+        """
+        raise NotImplementedError
 
     # ---- devices
 

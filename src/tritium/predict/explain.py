@@ -12,11 +12,10 @@ import numpy as np
 from tritium.data.types import is_spark, spark_column
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
-from tritium.model.engines.function import Functions
 from tritium.model.model import Model
 from tritium.model.rows import arrays
 from tritium.model.signature import Output, Signature, names_of_numbers
-from tritium.predict.explained import Permuted, Shap, permuted_predictions, shap_values
+from tritium.predict.explained import Permuted, Shap
 from tritium.spark import is_connect
 
 _BACKGROUND = 100
@@ -31,7 +30,7 @@ def explain(
     method: Literal["shap", "permutation"] = "shap",
     explainer: Literal["auto", "tree", "kernel", "gradient"] = "auto",
     background: Any = None,
-    samples: int | Literal["auto"] = "auto",
+    samples: int | None = None,
     label_col: str | None = None,
     metric: Any = None,
     larger_is_better: bool | None = None,
@@ -50,7 +49,7 @@ def explain(
                        a torch module, by shap; an estimate for its raw output. "auto": "tree" for LightGBM, else
                        "kernel".
     background       : rows that stand for the data, for "kernel" and "gradient": a DataFrame. None: 100 rows of `df`.
-    samples          : evaluations a row, of "kernel" and "gradient", as shap's `nsamples`.
+    samples          : evaluations a row, of "kernel" and "gradient", as shap's `nsamples`. None: by its rule, or 200.
     label_col        : for "permutation": the column of the label.
     metric           : for "permutation": an evaluator of Spark ML, the name of a metric of one ("rmse", "r2",
                        "accuracy", "areaUnderROC"), or a function (labels, predictions) -> float of arrays `[rows]`.
@@ -146,20 +145,20 @@ def _check_outputs(signature: Signature) -> None:
         raise BadSetting("explain takes a model that returns one number a row, or one for each of several classes.")
 
 
-def _function_model(model: Model, state: Any, function: Callable[..., Any], outputs: list[Output]) -> Model:
+def _explaining(model: Model, state: Permuted | Shap, outputs: list[Output]) -> Model:
     """Return a model with the same inputs whose predictions explain those of `model`."""
-    return Model(Functions(state, function), Signature(model.signature.inputs, tuple(outputs)), engine="function",
-                 decode=model.decode)  # fmt: skip
+    signature = Signature(model.signature.inputs, tuple(outputs))
+    return Model(state, signature, engine="function", decode=model.decode)
 
 
 def _shap(
     model: Model, df: Any, explainer: str, background: Any, samples: Any, seed: int, batch_size: int, params: Any
 ) -> ShapValues:
-    trees = model.engine.name == "lightgbm"
-    kind = ("tree" if trees else "kernel") if explainer == "auto" else explainer
+    own = model.engine.explainer
+    kind = ("tree" if own == "tree" else "kernel") if explainer == "auto" else explainer
     if kind not in ("tree", "kernel", "gradient"):
         raise BadSetting(f"explainer={explainer!r}: it is 'auto', 'tree', 'kernel' or 'gradient'.", setting="explainer")
-    if (kind == "tree") > trees or (kind == "gradient" and model.engine.name != "torch"):
+    if kind not in ("kernel", own):
         takes = "LightGBM" if kind == "tree" else "torch"
         raise BadSetting(
             f"explainer={kind!r} takes a model of {takes}, and this is one of {model.engine.name}. 'kernel' takes any.",
@@ -171,7 +170,7 @@ def _shap(
     state = Shap(**parts | {"kind": kind, "background": rows, "samples": samples, "seed": seed})
     k = _explained_outputs(model, kind)
     outputs = [Output("shap", "float64", (len(features), *k)), Output("base", "float64", k)]
-    explaining = _function_model(model, state, shap_values, outputs)
+    explaining = _explaining(model, state, outputs)
     transformer = explaining.transformer(output_cols=["shap", "shap_base"], **params)
     scored = transformer.transform(df)
     if not is_spark(df):
@@ -255,9 +254,7 @@ def _permuted(model: Model, df: Any, label_col: str, state: Permuted, count: int
 
     output = model.signature.outputs[0]
     classes = () if model.signature.task != "classification" else (2 if output.scalar else output.shape[0],)
-    explaining = _function_model(
-        model, state, permuted_predictions, [Output("predictions", "float64", (count, *classes))]
-    )
+    explaining = _explaining(model, state, [Output("predictions", "float64", (count, *classes))])
     needed = [spark_column(df.schema, name).alias(name) for name in model.signature.columns]
     rows = df.select(*needed, _label(model.signature, df, label_col).alias("_label"), F.rand(state.seed).alias("_r"))
     partitions = [] if is_connect(df.sparkSession) else [df.sparkSession.sparkContext.defaultParallelism]

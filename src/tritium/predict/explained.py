@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +70,10 @@ class Explained:
         from pyspark import TaskContext
 
         task = TaskContext.get()
-        if task is None or self._framework is None:
+        if task is None:
+            return contextlib.nullcontext()
+        self.engine.use_threads(task.cpus() or 1)
+        if self._framework is None:
             return contextlib.nullcontext()
         threads: contextlib.AbstractContextManager[None] = self._framework.threads(task.cpus() or 1)
         return threads
@@ -105,8 +107,21 @@ class Shap(Explained):
     kind: str = "tree"
     background: Arrays | None = None
     """Rows that stand for the data, of which a feature takes its values when it is left out."""
-    samples: int | str = "auto"
+    samples: int | None = None
     seed: int = 0
+
+    def __call__(self, batch: Arrays) -> dict[str, Numbers]:
+        """Return contributions, float64 `[n, features]` or `[n, features, k]`, and bases, `[n]` or `[n, k]`."""
+        with self.threads():
+            values, base = self._kernel(batch) if self.kind == "kernel" else self._by_engine(batch)
+        if values.shape[2] == 1:
+            values, base = values[:, :, 0], base[:, 0]
+        return {"shap": values, "base": base}
+
+    def _by_engine(self, batch: Arrays) -> tuple[Numbers, Numbers]:
+        outputs = [output.name for output in self.signature.outputs]
+        background = self.background or {}
+        return self.engine.contributions(batch, outputs, background=background, samples=self.samples, seed=self.seed)
 
     @cached_property
     def explainer(self) -> Any:
@@ -119,70 +134,25 @@ class Shap(Explained):
                 "pip install 'tritium[explain]'.",
                 library="shap",
             ) from error
-        like = self.background
-        assert like is not None
-        if self.kind == "kernel":
+        like = self.background or {}
 
-            def called(rows: Numbers) -> Numbers:
-                return self._single(self.predicted(self.unflat(rows, like)))
+        def called(rows: Numbers) -> Numbers:
+            predicted = self.predicted(self.unflat(rows, like))
+            two = self.signature.task == "classification" and predicted.shape[1] == 2
+            return predicted[:, 1:] if two else predicted.reshape(len(predicted), -1)
 
-            return shap.KernelExplainer(called, self.flat(like))
-        import torch
+        return shap.KernelExplainer(called, self.flat(like))
 
-        tensors = [torch.from_numpy(np.array(like[i.name])) for i in self.signature.inputs]
-        return shap.GradientExplainer(self.engine.module, tensors)
-
-    def _single(self, predicted: Numbers) -> Numbers:
-        """Return the probability of class 1 alone where there are two."""
-        two = self.signature.task == "classification" and predicted.shape[1] == 2
-        return predicted[:, 1] if two else predicted
-
-    def values(self, inputs: Arrays) -> tuple[Numbers, Numbers]:
-        """Return contributions, float64 `[n, features]` or `[n, features, k]`, and bases, `[n]` or `[n, k]`."""
-        if self.kind == "tree":
-            rows = self.flat(inputs)
-            width = rows.shape[1] + 1
-            values = np.asarray(self.engine.module.predict(rows, pred_contrib=True, validate_features=False))
-            values = values.reshape(len(rows), -1, width).transpose(0, 2, 1)
-            values = values[:, :, 0] if values.shape[2] == 1 else values
-            return values[:, :-1], values[:, -1]
-        if self.kind == "kernel":
-            return self._kernel(self.flat(inputs))
-        return self._gradient(inputs)
-
-    def _kernel(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+    def _kernel(self, batch: Arrays) -> tuple[Numbers, Numbers]:
+        rows = self.flat(batch)
         state = np.random.get_state()  # Shap draws from NumPy's own numbers.
         np.random.seed(self.seed)
         try:
-            values = self.explainer.shap_values(rows, nsamples=self.samples, silent=True)
+            values = self.explainer.shap_values(rows, nsamples=self.samples or "auto", silent=True)
         finally:
             np.random.set_state(state)
-        base = np.asarray(self.explainer.expected_value, np.float64)
-        return np.asarray(values, np.float64), np.broadcast_to(base, (len(rows), *base.shape))
-
-    def _gradient(self, inputs: Arrays) -> tuple[Numbers, Numbers]:
-        import torch
-
-        tensors = [torch.from_numpy(np.array(inputs[i.name])) for i in self.signature.inputs]
-        samples = 200 if self.samples == "auto" else self.samples
-        with torch.enable_grad():
-            values = self.explainer.shap_values(tensors, nsamples=samples, rseed=self.seed)
-        parts = [np.asarray(v, np.float64) for v in (values if isinstance(values, list) else [values])]
-        outputs = [int(n or 0) for n in self.signature.outputs[0].shape[-1:]] or [1]
-        flat = np.concatenate([part.reshape(len(part), -1, *outputs) for part in parts], axis=1)
-        assert self.background is not None
-        with torch.no_grad():
-            raw = self.engine.call(self.background, [o.name for o in self.signature.outputs])
-        base = raw[self.signature.outputs[0].name].reshape(-1, *outputs).astype(np.float64).mean(axis=0)
-        bases = np.broadcast_to(base, (len(flat), *outputs))
-        return (flat[:, :, 0], bases[:, 0]) if outputs == [1] else (flat, bases)
-
-
-def shap_values(state: Shap, batch: Arrays) -> dict[str, Numbers]:
-    """Return the contributions and bases of a batch, as the function of a `FunctionEngine`."""
-    with state.threads():
-        values, base = state.values(batch)
-    return {"shap": values, "base": base}
+        base = np.asarray(self.explainer.expected_value, np.float64).reshape(-1)
+        return np.asarray(values, np.float64).reshape(*rows.shape, -1), np.broadcast_to(base, (len(rows), len(base)))
 
 
 @dataclass
@@ -201,31 +171,27 @@ class Permuted(Explained):
             else:
                 yield from ((name, taken.name, index) for index, name in enumerate(names))
 
+    def __call__(self, batch: Arrays) -> dict[str, Numbers]:
+        """Return predictions `[n, 1 + features x repeats]`, or those of classes: of the rows, and of permuted ones.
 
-def permuted_predictions(state: Permuted, batch: Arrays) -> dict[str, Numbers]:
-    """Return predictions `[n, 1 + features x repeats]`, or those of classes: of the rows, and of permuted ones.
-
-    Rows are permuted within the batch, by the seed and the rows' content.
-    """
-    rows = len(next(iter(batch.values())))
-    content = itertools.accumulate((np.ascontiguousarray(batch[name]) for name in sorted(batch)), _checksum, initial=0)
-    random = np.random.default_rng([state.seed, list(content)[-1]])
-    with state.threads():
-        predictions = [state.predicted(batch)]
-        for _, name, index in state.features():
-            for _ in range(state.repeats):
-                order = random.permutation(rows)
-                values = batch[name][order]
-                if index is not None:
-                    values = np.array(batch[name])
-                    flat = values.reshape(rows, -1)
-                    flat[:, index] = flat[order, index]
-                predictions.append(state.predicted({**batch, name: values}))
-    return {"predictions": np.stack(predictions, axis=1)}
-
-
-def _checksum(before: Any, array: Any) -> int:
-    return zlib.crc32(array.view(np.uint8).reshape(-1), before)
+        Rows are permuted within the batch, by the seed and the rows' content.
+        """
+        rows, content = len(next(iter(batch.values()))), 0
+        for name in sorted(batch):
+            content = zlib.crc32(np.ascontiguousarray(batch[name]).data, content)
+        random = np.random.default_rng([self.seed, content])
+        with self.threads():
+            predictions = [self.predicted(batch)]
+            for _, name, index in self.features():
+                for _ in range(self.repeats):
+                    order = random.permutation(rows)
+                    values = batch[name][order]
+                    if index is not None:
+                        values = np.array(batch[name])
+                        flat = values.reshape(rows, -1)
+                        flat[:, index] = flat[order, index]
+                    predictions.append(self.predicted({**batch, name: values}))
+        return {"predictions": np.stack(predictions, axis=1)}
 
 
 def numbers_of(taken: Input) -> Sequence[str] | None:

@@ -42,6 +42,7 @@ class LightGBMEngine(Engine):
     module_class = "lightgbm.Booster"
     trusted = ()
     transformer = "tritium.ml.lightgbm.model:LightGBMModel"
+    explainer = "tree"
 
     module: lightgbm.Booster
 
@@ -76,14 +77,28 @@ class LightGBMEngine(Engine):
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
         """Return the booster's prediction of the inputs side by side, `[n]` or `[n, classes]`, as float64."""
+        rows = self._rows(batch)
+        predictions = np.asarray(self.module.predict(rows, validate_features=False), np.float64)
+        return dict.fromkeys(outputs, predictions)
+
+    def contributions(
+        self, batch: Arrays, outputs: Sequence[str], *, background: Arrays, samples: int | None, seed: int
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return LightGBM's exact values for the raw score, which need no background."""
+        rows = self._rows(batch)
+        values = np.asarray(self.module.predict(rows, pred_contrib=True, validate_features=False), np.float64)
+        of_class = values.reshape(len(rows), -1, rows.shape[1] + 1)
+        return of_class[:, :, :-1].transpose(0, 2, 1), of_class[:, :, -1]
+
+    def _rows(self, batch: Arrays) -> np.ndarray[Any, Any]:
+        """Return the inputs side by side, `[n, features]`. Raises ModelError for another number of features."""
         parts = [values.reshape(len(values), -1) for values in batch.values()]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if rows.shape[1] != self.module.num_feature():
             raise ModelError(f"The model takes {self.module.num_feature()} features, and was given {rows.shape[1]}.")
         if rows.dtype not in (np.float32, np.float64):
             rows = rows.astype(np.float64)
-        predictions = np.asarray(self.module.predict(rows, validate_features=False), np.float64)
-        return dict.fromkeys(outputs, predictions)
+        return rows
 
     @classmethod
     def check_device(cls, device: str) -> None:

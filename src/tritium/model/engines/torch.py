@@ -37,6 +37,7 @@ class TorchEngine(Engine):
     facts: ClassVar[Mapping[str, Requirement]] = {"trainable": mapping_of(BOOL)}
     transformer = "tritium.ml.torch.model:TorchModel"
     takes_transform = True
+    explainer = "gradient"
 
     module: torch.nn.Module
 
@@ -93,6 +94,27 @@ class TorchEngine(Engine):
                 returned = sorted(map(str, result)) if isinstance(result, Mapping) else f"{len(result)} value(s)"
                 raise ModelError(f"The module should return the tensors {list(outputs)}, and returned {returned}.")
             return {name: _array(tensors[name]) for name in outputs}
+
+    def contributions(
+        self, batch: Arrays, outputs: Sequence[str], *, background: Arrays, samples: int | None, seed: int
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return expected gradients of the module's output, by the package shap: an estimate."""
+        import numpy as np
+        import shap  # type: ignore[import-untyped]
+        import torch
+
+        def tensors(arrays: Arrays) -> list[torch.Tensor]:
+            return [torch.tensor(array) for array in arrays.values()]
+
+        with torch.enable_grad():
+            explainer = shap.GradientExplainer(self.module, tensors(background))
+            values = explainer.shap_values(tensors(batch), nsamples=samples or 200, rseed=seed)
+        base = self.call(background, outputs)[outputs[0]]
+        base = base.reshape(len(base), -1).astype(np.float64).mean(axis=0)
+        rows = len(next(iter(batch.values())))
+        parts = [np.asarray(part, np.float64) for part in (values if isinstance(values, list) else [values])]
+        flat = np.concatenate([part.reshape(rows, -1, len(base)) for part in parts], axis=1)
+        return flat, np.broadcast_to(base, (rows, len(base)))
 
     def describe(self, batch: Arrays) -> tuple[Output, ...]:
         import torch

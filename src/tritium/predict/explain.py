@@ -154,11 +154,11 @@ def _explaining(model: Model, state: Permuted | Shap, outputs: list[Output]) -> 
 def _shap(
     model: Model, df: Any, explainer: str, background: Any, samples: Any, seed: int, batch_size: int, params: Any
 ) -> ShapValues:
-    own = model.engine.explainer
-    kind = ("tree" if own == "tree" else "kernel") if explainer == "auto" else explainer
+    native = model.engine.explainer
+    kind = ("tree" if native == "tree" else "kernel") if explainer == "auto" else explainer
     if kind not in ("tree", "kernel", "gradient"):
         raise BadSetting(f"explainer={explainer!r}: it is 'auto', 'tree', 'kernel' or 'gradient'.", setting="explainer")
-    if kind not in ("kernel", own):
+    if kind not in ("kernel", native):
         takes = "LightGBM" if kind == "tree" else "torch"
         raise BadSetting(
             f"explainer={kind!r} takes a model of {takes}, and this is one of {model.engine.name}. 'kernel' takes any.",

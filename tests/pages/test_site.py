@@ -102,6 +102,7 @@ def test_every_picture_is_an_image(site: Path) -> None:
 
 
 @browsed
+@pytest.mark.timeout(400)  # some 40 s, and as often as the machine is shared
 def test_no_page_is_cut_off(site: Path) -> None:
     problems = []
     with served(site) as address, browser() as chromium:

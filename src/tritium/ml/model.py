@@ -21,7 +21,9 @@ from tritium.model.calls import BatchSize
 from tritium.model.model import Model, load
 from tritium.model.published import versions
 from tritium.model.signature import Signature
+from tritium.model.table import fields
 from tritium.model.trust import Trust
+from tritium.predict import check as checking
 from tritium.predict.following import Followed, seconds_of
 from tritium.predict.into import Scored
 from tritium.predict.local import score_pandas
@@ -102,10 +104,19 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         TypeConverters.toString,
     )
 
+    check: Param[str] = Param(
+        Params._dummy(),
+        "check",
+        "whether rows with numbers, words and nulls unlike those of the training are counted while they are scored: "
+        '"off", "count" (read `checks()`), or "warn", which warns after the first action, too',
+        TypeConverters.toString,
+    )
+
     def __init__(self, model: Model, *, output_cols: Sequence[str] | None = None, **params: Any) -> None:
         """Wrap a model. `params` are any of the parameters by name."""
         super().__init__()
         self.model = model
+        self._counted: Any = None
         self._followed: Followed | None = None
         self._setDefault(
             batch_size=1024,
@@ -118,6 +129,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             metrics="",
             on_error="fail",
             error_col="prediction_error",
+            check="off",
         )
         self.setParams(**params)
         if output_cols is not None:
@@ -207,7 +219,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         apply: Any = score if is_spark(dataset) else score_pandas
         return apply(
             self.model,
-            dataset,
+            self._checked(dataset),
             output_cols=self._names(),
             class_cols=self._class_columns(),
             batch_size=self.getOrDefault(self.batch_size),
@@ -264,6 +276,41 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             dedupe=dedupe,
             verbose=verbose,
         )
+
+    def _checked(self, dataset: Any) -> Any:
+        """Return the DataFrame, counting rows unlike those of the training where `check` says so."""
+        mode = self.getOrDefault(self.check)
+        checking.check_check(mode)
+        if mode == "off":
+            return dataset
+        if is_spark(dataset):
+            fields(self.signature, dataset.schema)  # Raises for columns that do not fit.
+            dataset, self._counted = checking.observed(self.signature, dataset, mode)
+        else:
+            self._counted = checking.of_table(self.signature, dataset)
+            if mode == "warn":
+                checking.warn(self._counted)
+        return dataset
+
+    def checks(self, query: Any = None) -> checking.Checks:
+        """Return how many rows of the DataFrame that was transformed last are unlike those of the training.
+
+        Waits for its first action; later ones are not counted. `str()` of the result says it in words.
+
+        query : of a stream, the StreamingQuery: the sum over the micro-batches in its `recentProgress`.
+
+        Raises BadSetting unless a DataFrame was transformed with check="count" or "warn".
+        """
+        if self._counted is None or isinstance(self._counted, str) != (query is not None):
+            raise BadSetting(
+                "checks() is for a DataFrame that this object has transformed with check='count' or 'warn'; of a "
+                "stream give the query, checks(query)."
+            )
+        if isinstance(self._counted, checking.Checks):
+            return self._counted
+        if query is not None:
+            return checking.of_query(self.signature, query, self._counted)
+        return checking.checks_of(self.signature, self._counted.get)
 
     def _names(self) -> list[str]:
         """Return the names of the columns that `transform` adds."""

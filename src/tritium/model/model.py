@@ -201,6 +201,15 @@ class Model:
         """Return a transformer that scores with the newest version in `path`, as `TrainedModel.follow` describes it."""
         return self.transformer().follow(path, **settings)
 
+    def learn_ranges(self, df: Any) -> None:
+        """Keep in the signature the range and the share of nulls of each input column, as `check=` compares with them.
+
+        df : the rows to learn from, those of the training: Spark's DataFrame, read by one job, or one of pandas.
+        """
+        from tritium.model.ranges import learnt
+
+        self.signature = dataclasses.replace(self.signature, ranges=learnt(self.signature, df))
+
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a directory at `path`, a local path or any fsspec URL ("s3://models/bikes")."""
         parts = self.engine.save(by_value=self.origin is None)

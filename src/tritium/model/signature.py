@@ -20,6 +20,7 @@ from tritium.model.forms import (
     WHOLE,
     Requirement,
     either,
+    having,
     list_of,
     mapping_of,
     one_of,
@@ -53,6 +54,7 @@ _INPUT = {**_OUTPUT, "columns": list_of(TEXT), "types": list_of(TEXT), "codec": 
 _SIGNATURE = {
     "activation": optional(one_of("softmax", "sigmoid", "none")),
     "label_words": mapping_of(list_of(TEXT)),
+    "ranges": mapping_of(having(nulls=NUMBER, range=optional(list_of(NUMBER)))),
 }
 _CODEC = {
     **dict.fromkeys(("packed", "unknown", "asked"), optional(BOOL)),
@@ -153,6 +155,8 @@ class Signature:
                   when the module returns probabilities.
     label_words : the words of each label column that held strings, at the index that the module was trained with:
                   `{"churn": ("no", "yes")}`.
+    ranges      : source column → its share of nulls in the training's data ("nulls"), and of numbers the least and the
+                  largest ("range"); empty where they are not known.
     """
 
     inputs: tuple[Input, ...]
@@ -160,6 +164,7 @@ class Signature:
     task: Task | None = None
     activation: Activation | None = None
     label_words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ranges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))

@@ -37,22 +37,22 @@ group.initial.rebalance.delay.ms=0
 """
 
 
-def jars(profile: str) -> Path:
-    """Return the folder with the jars of one profile of the pom, fetched once and kept outside the repository."""
-    folder = CACHE / f"{profile}-{uuid.uuid5(uuid.NAMESPACE_OID, POM.read_text())}"
+def jars(profile: str, pom: Path = POM) -> Path:
+    """Return the folder with the jars of one profile of a pom, fetched once and kept outside the repository."""
+    folder = CACHE / f"{profile}-{uuid.uuid5(uuid.NAMESPACE_OID, pom.read_text())}"
     if folder.exists():
         return folder
     maven = shutil.which("mvn")
     if maven is None:
-        pytest.skip("Kafka's jars are fetched by Maven, and there is no mvn (Debian: apt-get install maven)")
+        pytest.skip("The jars are fetched by Maven, and there is no mvn (Debian: apt-get install maven)")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as beside:
-        command = [maven, "-q", "-B", "-f", str(POM), "-P", profile, "dependency:copy-dependencies"]
+        command = [maven, "-q", "-B", "-f", str(pom), "-P", profile, "dependency:copy-dependencies"]
         done = subprocess.run(
             [*command, f"-DoutputDirectory={beside}/jars"], capture_output=True, text=True, timeout=170, check=False
         )
         if done.returncode:
-            pytest.skip(f"Maven could not fetch Kafka's jars: {(done.stdout + done.stderr)[-300:]}")
+            pytest.skip(f"Maven could not fetch the jars: {(done.stdout + done.stderr)[-300:]}")
         with contextlib.suppress(FileExistsError, OSError):  # another run has made it
             Path(beside, "jars").rename(folder)
     return folder

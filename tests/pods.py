@@ -36,7 +36,7 @@ class Pod:
 
     args: list[str]
     environment: dict[str, str]
-    out: Path
+    out: str
     cwd: Path
 
     def start(self) -> subprocess.Popen[str]:
@@ -54,28 +54,35 @@ class Pod:
 
     def ended(self, code: int, log: str) -> Ended:
         """Return what the pod has written."""
-        asked = [sys.executable, str(FOLDER / "wire.py"), "read", str(self.out)]
+        asked = [sys.executable, str(FOLDER / "wire.py"), "read", self.out]
         done = subprocess.run(asked, env=self.environment, capture_output=True, text=True, check=False, timeout=SECONDS)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
-        report = self.out / "report.html"
-        return Ended(code, log, answer["outputs"], answer["error"], report.read_text() if report.exists() else "")
+        return Ended(code, log, answer["outputs"], answer["error"], answer["report"])
 
 
 def pod(
-    place: Place, name: str, *inputs: str, flow: str = "basics", master: str = "local[2]", **environment: str
+    place: Place,
+    name: str,
+    *inputs: str,
+    flow: str = "basics",
+    master: str = "local[2]",
+    store: str = "",
+    **environment: str,
 ) -> Pod:
     """Return the pod of a task of a workflow in tests/flyte.
 
     inputs : the arguments `name=expression`, in the workflow's module.
     master : of spark-submit; on a cluster Spark's operator gives it.
+    store  : where it writes; "": the place.
     """
     from pyspark.find_spark_home import _find_spark_home
 
     folder = place.folder / f"pod-{len(list(place.folder.glob('pod-*')))}-{name}"
     (folder / "out").mkdir(parents=True)
-    env = place.environment(**_IDS, _U_RUN_BASE=str(place.folder / "base"), **environment)
-    asked = [sys.executable, str(FOLDER / "wire.py"), "write", flow, name, str(folder), *inputs]
+    store = store or str(place.folder)
+    env = place.environment(**_IDS, _U_RUN_BASE=f"{store}/base", **environment)
+    asked = [sys.executable, str(FOLDER / "wire.py"), "write", flow, name, str(folder), store, *inputs]
     done = subprocess.run(
         asked, env=env, cwd=place.folder / "cwd", capture_output=True, text=True, check=False, timeout=SECONDS
     )
@@ -83,4 +90,4 @@ def pod(
     template = json.loads(done.stdout.splitlines()[-1])
     conf = [text for pair in template["conf"].items() for text in ("--conf", "=".join(pair))]
     submit = [f"{_find_spark_home()}/bin/spark-submit", "--master", master, *conf, template["main"]]
-    return Pod([*submit, *template["args"]], env, folder / "out", place.folder / "cwd")
+    return Pod([*submit, *template["args"]], env, f"{store}/{folder.name}/out", place.folder / "cwd")

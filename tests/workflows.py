@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "flyte"
-SECONDS = 240.0
+SECONDS = 600.0
 
 
 @dataclass

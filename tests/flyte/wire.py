@@ -11,9 +11,12 @@ import json
 import sys
 from pathlib import Path
 
+import flyte.errors
+import fsspec
 from flyte._internal.runtime import convert
 from flyte._internal.runtime.task_serde import translate_task_to_wire
 from flyte.models import SerializationContext
+from flyte.types import TypeEngine
 from flyteidl2.core import execution_pb2
 from flyteidl2.task import common_pb2
 from google.protobuf.json_format import MessageToDict
@@ -27,8 +30,8 @@ def template(task):
     return translate_task_to_wire(task, context).task_template
 
 
-def write(flow, name, folder, *inputs):
-    """Write inputs.pb, and print the pod's command as JSON."""
+def write(flow, name, folder, store, *inputs):
+    """Write inputs.pb, and print the pod's command as JSON. `store`: where the pod writes."""
     module = importlib.import_module(flow)
     task = getattr(module, name)
     values = {key: eval(text, vars(module)) for key, _, text in (pair.partition("=") for pair in inputs)}
@@ -36,12 +39,12 @@ def write(flow, name, folder, *inputs):
     Path(folder, "inputs.pb").write_bytes(converted.proto_inputs.SerializeToString())
     place = {
         "{{.input}}": f"{folder}/inputs.pb",
-        "{{.outputPrefix}}": f"{folder}/out",
-        "{{.rawOutputDataPrefix}}": str(Path(folder).parent / "raw"),
-        "{{.checkpointOutputPrefix}}": f"{folder}/ck",
+        "{{.outputPrefix}}": f"{store}/{Path(folder).name}/out",
+        "{{.rawOutputDataPrefix}}": f"{store}/raw",
+        "{{.checkpointOutputPrefix}}": f"{store}/ck",
         "{{.prevCheckpointPrefix}}": '""',
         "{{.runName}}": "r1",
-        "{{.actionName}}": f"action-{name}",  # one action in all attempts
+        "{{.actionName}}": f"{name}-{'nested-' * 11}",  # one in all attempts, longer than Kubernetes takes
         "{{.runStartTime}}": "2026-11-22T00:00:00Z",
     }
     kind = template(task)
@@ -51,13 +54,16 @@ def write(flow, name, folder, *inputs):
 
 
 def read(out):
-    """Print outputs.pb and error.pb as JSON."""
-    answer = {"outputs": None, "error": None}
-    if (file := Path(out, "outputs.pb")).exists():
-        outputs = common_pb2.Outputs.FromString(file.read_bytes())
+    """Print outputs.pb, error.pb and report.html as JSON."""
+    answer = {"outputs": None, "error": None, "report": ""}
+    files, folder = fsspec.core.url_to_fs(out)
+    if files.exists(file := f"{folder}/report.html"):
+        answer["report"] = files.cat_file(file).decode()
+    if files.exists(file := f"{folder}/outputs.pb"):
+        outputs = common_pb2.Outputs.FromString(files.cat_file(file))
         answer["outputs"] = {literal.name: MessageToDict(literal.value) for literal in outputs.literals}
-    if (file := Path(out, "error.pb")).exists():
-        error = execution_pb2.ErrorDocument.FromString(file.read_bytes()).error
+    if files.exists(file := f"{folder}/error.pb"):
+        error = execution_pb2.ErrorDocument.FromString(files.cat_file(file)).error
         answer["error"] = {
             "kind": execution_pb2.ContainerError.Kind.Name(error.kind),
             "code": error.code,
@@ -67,5 +73,75 @@ def read(out):
     print(json.dumps(answer))
 
 
+def fates():
+    """Print, of every error of Tritium's and of some others, what error.pb would say of it: kind, code, origin."""
+    import tritium.errors
+    from tritium_flyte.driver.outcomes import in_flytes_terms
+    from tritium_flyte.tables import TableGone
+
+    classes = [value for value in vars(tritium.errors).values() if isinstance(value, type)]
+    errors = {c.__name__: c("text") for c in classes if issubclass(c, tritium.errors.TritiumError)}
+    errors |= {c.__name__: c("text") for c in (TableGone, ValueError, KeyError, FileNotFoundError, PermissionError)}
+    errors |= {c.__name__: c("text") for c in (ConnectionResetError, TimeoutError, MemoryError)}
+    errors["lost RankFailed"] = tritium.errors.RankFailed("text", lost=True)
+    errors["lost JobFailed"] = tritium.errors.JobFailed("text", lost=True)
+    errors["JobFailed without JVM"] = tritium.errors.JobFailed("text", jvm_gone=True)
+    errors["RankFailed out of memory"] = tritium.errors.RankFailed("text", lost=True, out_of_memory=True)
+    errors["RankFailed of a KeyError"] = tritium.errors.RankFailed("text")
+    errors["RankFailed of a KeyError"].__cause__ = KeyError("k")
+    errors["Flyte's own"] = flyte.errors.RuntimeSystemError("Theirs", "text")
+    fates = {name: _fate(in_flytes_terms(error)) for name, error in errors.items()}
+    raised = in_flytes_terms(errors["RankFailed out of memory"], raises_memory=True)
+    fates["RankFailed out of memory, on_oom"] = _fate(raised)
+    print(json.dumps(fates))
+
+
+def _fate(error):
+    """Return whether it is tried again, the code, and the class that the calling task catches."""
+    converted = convert.convert_from_native_to_error(error)
+    return [converted.recoverable, converted.err.code, type(convert.convert_error_to_native(converted)).__name__]
+
+
+def golden():
+    """Print what a backend gets of the tasks of `basics` and of values, as JSON."""
+    import basics
+
+    from tritium.flyte import SavedModel, Table
+
+    tasks = {}
+    for name in ("rows", "total", "loads"):
+        kind = MessageToDict(template(getattr(basics, name)))
+        kind["custom"].pop("mainApplicationFile"), kind["custom"].pop("executorPath")
+        kind.pop("container")
+        kind["metadata"].pop("discoveryVersion", None), kind["metadata"].get("runtime", {}).pop("version", None)
+        tasks[name] = kind
+    values = {
+        "parquet": (Table("s3://bucket/rows", hash="abc"), Table),
+        "delta": (Table("s3://bucket/rows", "delta", 7, "delta:7:abc"), Table),
+        "model": (SavedModel(path="s3://bucket/model", name="model", format="tritium", hash="def"), SavedModel),
+    }
+    literals = {}
+    for name, (value, kind) in values.items():
+        literal = asyncio.run(TypeEngine.to_literal(value, kind, TypeEngine.to_literal_type(kind)))
+        back = asyncio.run(TypeEngine.to_python_value(literal, kind))
+        assert (back, getattr(back, "hash", "")) == (value, value.hash)
+        literals[name] = MessageToDict(literal)
+    print(json.dumps({"tasks": tasks, "literals": literals}))
+
+
+def configured(*codes):
+    """Print what becomes of each expression of a configuration: the text of its error, or Spark's settings."""
+    from tritium.errors import BadSetting
+    from tritium.flyte import Gang, Spark
+
+    answers = []
+    for code in codes:
+        try:
+            answers.append(eval(code, {"Gang": Gang, "Spark": Spark}).spark_conf)
+        except BadSetting as error:
+            answers.append(str(error))
+    print(json.dumps(answers))
+
+
 if __name__ == "__main__":
-    {"write": write, "read": read}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (write, read, fates, golden, configured)}[sys.argv[1]](*sys.argv[2:])

@@ -9,7 +9,7 @@ import pytest
 from workflows import FOLDER, Place
 
 BASICS = FOLDER / "basics.py"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pods import pod
 from workflows import Place
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_gang_in_a_pod(tmp_path: Path) -> None:
     """Every rank runs, error.pb says what it is, and the report is there after the failure."""
     ended = pod(Place(tmp_path), "divides").run()

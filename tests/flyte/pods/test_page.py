@@ -18,7 +18,7 @@ def calls_step(directory: str) -> int:
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_code_of_the_page(tmp_path: Path) -> None:
     flow = tmp_path / "page.py"
     flow.write_text("\n\n".join(code for _, code in advice.blocks(PAGE, "python")) + MORE)

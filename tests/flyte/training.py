@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
 import torch
 
 from tritium.ml import TorchEstimator
@@ -20,14 +21,25 @@ def rows(spark):
     return spark.range(0, 240, 1, 2).selectExpr("float(id % 17) x", "float(id % 5) y")
 
 
-def disturbed(loss, fault, marker):
-    """Return the loss, which in one step of the third epoch does what `fault` says, where there is no marker yet."""
+def await_checkpoints(run_dir):
+    """Wait for two checkpoints: the first of them is complete."""
+    files, path = fsspec.core.url_to_fs(run_dir)
+    while True:
+        files.invalidate_cache()
+        if files.exists(f"{path}/checkpoints") and len(files.ls(f"{path}/checkpoints")) >= 2:
+            return
+        time.sleep(0.1)
+
+
+def disturbed(loss, fault, marker, run_dir):
+    """Return the loss, which in one step of the second epoch does what `fault` says, where there is no marker yet."""
     steps = 0
 
     def compute(outputs, labels):
         nonlocal steps
         steps += 1
         if steps == 21 and os.environ["RANK"] == "1" and fault and not Path(marker).exists():
+            await_checkpoints(run_dir)
             Path(marker).write_text(fault)
             FAULTS[fault]()
         return loss(outputs, labels)
@@ -74,7 +86,7 @@ def estimator(run_dir, fault="", marker="", retries=2):
     model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     return TorchEstimator(
         model=model,
-        loss=disturbed(torch.nn.functional.mse_loss, fault, marker),
+        loss=disturbed(torch.nn.functional.mse_loss, fault, marker, run_dir),
         optimizer=lambda weights: torch.optim.Adam(weights, lr=0.01),
         feature_cols=["x"],
         label_cols=["y"],

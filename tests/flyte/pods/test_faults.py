@@ -151,11 +151,17 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     calls = [("fit", ["'wait'", repr(str(marker)), "0"])]
     with place.start(FLOW, calls) as process:
         try:
-            clusters.wait(lambda: marker.exists() or process.poll() is not None, "the training waits", SECONDS)
+            clusters.wait(
+                lambda: (marker.exists() and shown(place)) or process.poll() is not None, "the training waits", SECONDS
+            )
             process.send_signal(signal.SIGINT)
             text, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode != 0, text
     assert marker.exists(), text
-    assert any("checkpoint" in page for page in place.reports())
+    assert shown(place)
+
+
+def shown(place: Place) -> bool:
+    return any("checkpoint" in page for page in place.reports())

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from tritium.errors import BadData, BadSetting, TritiumError
 
+_GONE = re.compile("PATH_NOT_FOUND|DELTA_TABLE_NOT_FOUND|DELTA_PATH_DOES_NOT_EXIST|DELTA_VERSION_NOT_FOUND")
 _COMMIT = re.compile(r"(\d{20})\.json")
 
 
@@ -67,9 +68,9 @@ class Table:
 
         Raises BadSetting where there is no such table or version.
         """
-        import fsspec  # type: ignore[import-untyped]
-
-        files, path = fsspec.core.url_to_fs(uri)
+        files, path = _opened(uri)
+        if files is None:
+            raise BadSetting(f"{uri} is on a file system that fsspec can't read here, as Table.delta does.", path=uri)
         log = f"{str(path).rstrip('/')}/_delta_log"
         names = [str(name).rpartition("/")[2] for name in files.ls(log, detail=False)] if files.exists(log) else []
         versions = sorted(int(match[1]) for match in map(_COMMIT.fullmatch, names) if match)
@@ -104,7 +105,7 @@ class Table:
         try:
             df = reader.load(spark_url(self.uri))
         except Exception as error:
-            if re.search(r"PATH_NOT_FOUND|DELTA_TABLE_NOT_FOUND|versionAsOf|VERSION", str(error)):
+            if _GONE.search(str(error)):
                 raise self._gone(str(error).partition("\n")[0]) from error
             raise
         if self.format == "delta":
@@ -112,10 +113,9 @@ class Table:
         return df
 
     def _check_place(self) -> None:
-        import fsspec
-
-        files, path = fsspec.core.url_to_fs(self.uri)
-        files.invalidate_cache()
+        files, path = _opened(self.uri)
+        if files is None:
+            return
         if not files.exists(path):
             raise self._gone("there is nothing at its place")
         if self.format == "parquet" and not files.isfile(path) and not any(map(_is_data, files.find(path))):
@@ -123,9 +123,9 @@ class Table:
 
     def _check_files(self, wanted: list[str]) -> None:
         """Raise TableGone for the first file of this version that is not there: Delta would miss it within a job."""
-        import fsspec
-
-        files, path = fsspec.core.url_to_fs(self.uri)
+        files, path = _opened(self.uri)
+        if files is None:
+            return
         names = {str(name).rpartition("/")[2] for name in files.find(path)}
         for url in wanted:
             if unquote(url).rpartition("/")[2] not in names:
@@ -145,6 +145,18 @@ class Table:
             version=self.version,
             missing=missing,
         )
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    """Return fsspec's file system and the path in it; None where fsspec does not know it, as Spark may."""
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        files, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError, OSError):
+        return None, uri
+    files.invalidate_cache()
+    return files, str(path)
 
 
 def sha256(text: str) -> str:

@@ -35,11 +35,14 @@ def raised(on_oom: Mapping[str, float], conf: Mapping[str, str], times: int) -> 
     """Return the settings after so many attempts that ran out of memory, in MiB."""
     settings = {}
     for name, factor in on_oom.items():
-        match = _SIZE.fullmatch(conf[name])
-        assert match is not None
-        size = int(match[1]) << _UNITS[match[2].lower()]
-        settings[name] = f"{int(size * factor**times) >> 20}m"
+        settings[name] = f"{int(in_bytes(conf[name]) * factor**times) >> 20}m"
     return settings
+
+
+def in_bytes(size: str) -> int:
+    """Return a size as Spark writes it, "4g" or "512m", in bytes; a number alone counts MiB. 0: it is no size."""
+    match = _SIZE.fullmatch(size)
+    return int(match[1]) << _UNITS[match[2].lower()] if match else 0
 
 
 class Count:

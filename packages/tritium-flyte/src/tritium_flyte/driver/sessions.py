@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tritium.errors import TritiumWarning
+from tritium_flyte.driver.memory import in_bytes
 
 _STATIC = ("spark.sql.extensions", "spark.sql.catalog.", "spark.sql.warehouse.dir")
 _MACHINES = (
@@ -17,7 +18,7 @@ _MACHINES = (
     "spark.kubernetes.",
     "spark.dynamicAllocation.",
     "spark.task.",
-    "spark.driver.memory",
+    "spark.driver.memory",  # The largest of all environments is taken.
     "spark.driver.cores",
     "spark.master",
 )
@@ -36,6 +37,7 @@ class LocalSession:
         self._lock = threading.Lock()
         self._slots = os.cpu_count() or 1
         self._of_context: dict[str, str] = {}
+        self._memory = 0
         self._applied: dict[str, str] = {}
         self._tasks = 0
         self._started = False
@@ -44,6 +46,7 @@ class LocalSession:
         """Have the next context start with an environment's configuration, and with as many slots as it needs."""
         self._slots = max(self._slots, slots)
         self._of_context.update(_of_context(conf))
+        self._memory = max(self._memory, in_bytes(conf.get("spark.driver.memory", "0")))
 
     @contextmanager
     def used(self, conf: Mapping[str, str]) -> Iterator[Any]:
@@ -71,6 +74,8 @@ class LocalSession:
             session = None
         if session is None:
             builder = SparkSession.builder.appName("flyte").master(f"local[{self._slots}]")
+            if self._memory:  # It is that of the JVM, which starts once in a process.
+                builder = builder.config("spark.driver.memory", f"{self._memory >> 20}m")
             session = builder.config(map=dict[str, Any](self._of_context)).getOrCreate()
             self._applied, self._started = {}, True
         if names := _differing(session, _of_context(conf)):

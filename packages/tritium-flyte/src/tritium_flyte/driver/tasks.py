@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from flyte.extend import TaskPluginRegistry
 from flyteplugins.spark.task import PysparkFunctionTask
 
 import tritium as tr
-from tritium.errors import BadSetting, TritiumError
+from tritium.errors import BadSetting, TritiumError, TritiumWarning
 from tritium_flyte import on_rank
 from tritium_flyte.driver import memory
 from tritium_flyte.driver.context import SESSION, run_dir, session
@@ -68,7 +69,12 @@ class Spark(flyteplugins.spark.Spark):  # type: ignore[misc]
             driver_pod=driver_pod,
             executor_pod=executor_pod,
         )
-        local.declare(self.conf, 1)
+        local.declare(self.local_conf, 1)
+
+    @property
+    def local_conf(self) -> dict[str, str]:
+        """The settings of a local run."""
+        return self.conf | {f"spark.hadoop.{name}": value for name, value in self.hadoop_conf.items()}
 
 
 class Gang(Spark):
@@ -103,7 +109,7 @@ class Gang(Spark):
         )
         memory.check(self.on_oom, self.conf)
         self.spark_conf = self.conf | application_for(self.gang, self.conf)
-        local.declare(self.conf, self.gang.most * (self.gang.cpus or 1))
+        local.declare(self.local_conf, self.gang.most * (self.gang.cpus or 1))
 
 
 def application_for(gang: tr.Gang, conf: Mapping[str, str]) -> dict[str, str]:
@@ -165,7 +171,7 @@ class SparkTask(PysparkFunctionTask):  # type: ignore[misc]
     async def pre(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the session, for `flyte.ctx().data`."""
         if not flyte.ctx().is_in_cluster():  # type: ignore[no-untyped-call]
-            block = local.used(self.plugin_config.conf)
+            block = local.used(self.plugin_config.local_conf)
             return {SESSION: await asyncio.to_thread(self._resources.enter_context, block)}
         if settings := self._after_oom():
             await asyncio.to_thread(_session_with, settings)
@@ -250,9 +256,14 @@ async def _keep_showing(page: Page) -> None:
 
 
 async def _show(page: Page) -> None:
-    if (text := page.taken()) is not None:
-        flyte.report.get_tab(_TAB).replace(text)
+    """Write the report, where there is something new. That it can't be written does not fail the task."""
+    if (text := page.taken()) is None:
+        return
+    flyte.report.get_tab(_TAB).replace(text)
+    try:
         await flyte.report.flush.aio()
+    except Exception as error:  # noqa: BLE001 - Of any store.
+        warnings.warn(f"The report could not be written: {error!r:.300}", TritiumWarning, stacklevel=2)
 
 
 def _as_spark_writes(value: Any) -> str:

@@ -21,27 +21,22 @@ def rows(spark):
     return spark.range(0, 240, 1, 2).selectExpr("float(id % 17) x", "float(id % 5) y")
 
 
-def await_checkpoints(run_dir):
-    """Wait for two checkpoints: the first of them is complete."""
+def has_checkpoints(run_dir):
+    """Return whether there are two checkpoints: then the first of them is complete."""
     files, path = fsspec.core.url_to_fs(run_dir)
-    while True:
-        files.invalidate_cache()
-        if files.exists(f"{path}/checkpoints") and len(files.ls(f"{path}/checkpoints")) >= 2:
-            return
-        time.sleep(0.1)
+    files.invalidate_cache()
+    return files.exists(f"{path}/checkpoints") and len(files.ls(f"{path}/checkpoints")) >= 2
 
 
 def disturbed(loss, fault, marker, run_dir):
-    """Return the loss, which in one step of the second epoch does what `fault` says, where there is no marker yet."""
-    steps = 0
+    """Return the loss, which does what `fault` says when there are checkpoints, and no marker yet."""
 
     def compute(outputs, labels):
-        nonlocal steps
-        steps += 1
-        if steps == 21 and os.environ["RANK"] == "1" and fault and not Path(marker).exists():
-            await_checkpoints(run_dir)
-            Path(marker).write_text(fault)
-            FAULTS[fault]()
+        if fault and outputs.requires_grad and os.environ.get("RANK") == "1" and not Path(marker).exists():
+            if has_checkpoints(run_dir):
+                Path(marker).write_text(fault)
+                FAULTS[fault]()
+            time.sleep(0.2)  # A step takes a millisecond, a checkpoint 100.
         return loss(outputs, labels)
 
     return compute

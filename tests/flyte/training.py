@@ -130,6 +130,7 @@ else:
         "spark.sql.shuffle.partitions": 3,
         "spark.executor.memory": "512m",
         "spark.executor.cores": 1,
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
     }
     env = flyte.TaskEnvironment("training", plugin_config=Spark(CONF))
     grows = Gang(ranks=2, spark=Spark(CONF), on_oom={"spark.executor.memory": 1.25}, progress=False)

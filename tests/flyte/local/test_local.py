@@ -29,6 +29,7 @@ def test_a_gang_its_errors_and_the_report(place: Place) -> None:
         ("refuses", ["'no'"]),
         ("is_cut_off", []),
         ("count", ["Table('/nowhere/rows')"]),
+        ("loads", ["SavedModel(path='/nowhere/model')"]),
     ]
     played = place.play(BASICS, calls)
     assert played.jvm
@@ -37,7 +38,7 @@ def test_a_gang_its_errors_and_the_report(place: Place) -> None:
     conf = played.outputs(2)[0]
     assert (conf["spark.sql.shuffle.partitions"], conf["spark.ui.enabled"]) == ("3", "false")
     assert re.fullmatch(r"local\[\d+\]", conf["spark.master"])
-    divided, _, memory, refused, cut_off, gone = played.answers[3:]
+    divided, _, memory, refused, cut_off, gone, _ = played.answers[3:]
     assert (divided["error"], divided["code"]) == ("RuntimeUserError", "ZeroDivisionError")
     assert "ZeroDivisionError: division by zero" in divided["text"]
     assert "Its traceback (rank 1)" in divided["text"]
@@ -47,6 +48,7 @@ def test_a_gang_its_errors_and_the_report(place: Place) -> None:
     assert (cut_off["code"], cut_off["kind"]) == ("ConnectionResetError", "system")
     assert gone["code"] == "TableGone"
     assert "The rows of /nowhere/rows can't be read any more" in gone["text"]
+    assert played.outputs(9) == ["/nowhere/model"]
     attempts = {task: count for task, _, count in place.runs()}
     expected = {
         "gang.divides": 1,

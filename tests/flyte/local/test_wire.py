@@ -74,6 +74,8 @@ def test_the_application_follows_from_the_gang(tmp_path: Path) -> None:
         "spark.x": "true",
         "spark.executor.instances": "3",
         "spark.dynamicAllocation.enabled": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "600s",
         "spark.executor.resource.gpu.amount": "2",
         "spark.executor.resource.gpu.vendor": "nvidia.com",
         "spark.executor.resource.gpu.discoveryScript": "/opt/spark/examples/src/main/scripts/getGpusResources.sh",

@@ -133,6 +133,9 @@ def application_for(gang: tr.Gang, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.executor.instances": str(executors),
         "spark.executor.cores": str(cores),
         "spark.dynamicAllocation.enabled": "false",
+        # The executors come, as the application is made for the gang; a node for one may take minutes.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{int(gang.start_timeout)}s",
     }
     if gang.gpus:
         settings["spark.executor.resource.gpu.amount"] = str(gang.gpus * ranks)

@@ -28,7 +28,7 @@ LAYERS = (
     "integration",
     "cli",
     "compat",
-    "flyte",
+    "flyte mlflow",
     "ml",
     "predict",
     "gang",

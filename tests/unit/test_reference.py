@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import tritium
+import tritium.mlflow
 import tritium.torch
 from tritium.gang.settings import Gang
 
@@ -57,5 +58,6 @@ def test_every_public_name_has_an_entry() -> None:
     expected = {f"tritium.{name}" for name in tritium.__all__ if not inspect.ismodule(getattr(tritium, name))}
     expected |= {f"tritium.ml.{name}" for name in tritium.ml.__all__ if not name.endswith("Settings")}
     expected |= {f"tritium.torch.{name}" for name in tritium.torch.__all__}
+    expected |= {f"tritium.mlflow.{name}" for name in tritium.mlflow.__all__}
     expected |= {f"tritium.errors.{name}" for name in errors}
     assert not expected - entries

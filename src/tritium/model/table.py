@@ -104,6 +104,16 @@ def with_types(signature: Signature, table: pa.Table) -> pa.Table:
     return table
 
 
+def kinds_of_columns(signature: Signature) -> dict[str, tuple[str, int]]:
+    """Return, for each source column, the family of its values ("number", "string", …) and the depth of its arrays."""
+    kinds = {}
+    for taken in signature.inputs:
+        for position, name in enumerate(taken.columns):
+            wanted = _leaf_wanted(taken, taken.types[position] if taken.types else None)
+            kinds[name] = wanted[0], _depth(taken, _SCALAR)
+    return kinds
+
+
 def _untyped(kind: pa.DataType) -> bool:
     return _untyped(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_null(kind))
 

@@ -6,11 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import keras  # noqa: F401 - it sets variables of the environment
+import numpy as np
 import pytest
 
 import engines
+from tritium.ml import TorchModel
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_batch_a_stream_and_an_evaluator(spark: Any, tmp_path: Path) -> None:
     engines.check_on_spark(spark, engines.case_of("keras"), tmp_path)
+
+
+def test_a_module_is_compiled_in_the_workers(spark: Any) -> None:
+    case, frame = engines.case_of("torch"), engines.rows(40)
+    model = TorchModel(case.model(), compile=True, precision="bf16")
+    scored = model.transform(spark.createDataFrame(frame).coalesce(1)).toPandas().sort_values("id")
+    expected = np.stack(scored.probability.map(lambda vector: vector.toArray()))
+    exact = case.model().predict(frame)
+    assert isinstance(exact, dict)
+    assert 0 < np.abs(expected - exact["probability"]).max() < 0.02

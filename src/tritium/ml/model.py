@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
@@ -17,7 +18,7 @@ from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritabl
 from tritium.data.types import is_spark
 from tritium.errors import BadSetting, ModelError
 from tritium.ml.params import write_metadata
-from tritium.model.calls import BatchSize
+from tritium.model.calls import BatchSize, Computing
 from tritium.model.model import Model, load
 from tritium.model.published import versions
 from tritium.model.signature import Signature
@@ -226,6 +227,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             device=self.getOrDefault(self.device),
             on_error=self.getOrDefault(self.on_error),
             error_col=self.getOrDefault(self.error_col),
+            computes=self._computing(),
             followed=self._followed,
             **({"metrics": self.getOrDefault(self.metrics)} if is_spark(dataset) else {}),
         )
@@ -271,7 +273,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             into=into,
             resume=resume,
             on_error=transformer.getOrDefault(transformer.on_error),
-            settings={"device": transformer.getOrDefault(transformer.device)},
+            settings={"device": transformer.getOrDefault(transformer.device), **asdict(transformer._computing())},
             changed=changed,
             dedupe=dedupe,
             verbose=verbose,
@@ -312,6 +314,10 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             return checking.of_query(self.signature, query, self._counted)
         return checking.checks_of(self.signature, self._counted.get)
 
+    def _computing(self) -> Computing:
+        """Return how numbers are computed. A framework's model overrides it where there is a choice."""
+        return Computing()
+
     def _names(self) -> list[str]:
         """Return the names of the columns that `transform` adds."""
         if self.isDefined(self.outputCols):
@@ -334,7 +340,10 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         if is_spark(data):
             raise BadSetting("predict takes no Spark DataFrame: model.transform(df) adds the predictions to it.")
         return self.model.predict(
-            data, batch_size=self.getOrDefault(self.batch_size), device=self.getOrDefault(self.device)
+            data,
+            batch_size=self.getOrDefault(self.batch_size),
+            device=self.getOrDefault(self.device),
+            computes=self._computing(),
         )
 
     def write(self) -> ModelWriter:

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from tritium.errors import BadSetting
 
 BatchSize = int | Literal["auto"]
+Precision = Literal["fp32", "bf16", "fp16"]
 _FIRST, _LAST = 64, 65_536
 _GAIN = 1.05
 """By how much rows must be faster for the size to grow further. Two calls of one size differ by less on an idle CPU."""
 _CALLS = 3
 """The calls of a size, of which the first is not timed: it allocates memory, and may compile."""
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a model's numbers are computed, which not every engine lets its user choose.
+
+    precision : "fp32": in the dtypes of the model; "bf16" or "fp16": matrix products in bfloat16 or float16, while the
+                weights stay as they are.
+    compile   : whether the module is compiled before its first call.
+    """
+
+    precision: Precision = "fp32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            known = ", ".join(map(repr, get_args(Precision)))
+            raise BadSetting(f"precision={self.precision!r} is unknown; choose one of {known}.", setting="precision")
+        if not isinstance(self.compile, bool):
+            raise BadSetting(f"compile={self.compile!r} must be True or False.", setting="compile")
 
 
 class CallState:

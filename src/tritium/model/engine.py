@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting
+from tritium.model.calls import Computing
 from tritium.model.forms import Requirement
 from tritium.model.signature import Output, Signature
 
@@ -102,6 +103,9 @@ class Engine(ABC):
     explainer: ClassVar[str] = ""
     """What `contributions` is called as a setting of `tr.explain`; "": there is none of the framework's own."""
 
+    computes: Computing = Computing()
+    """How `call` computes. It may be set, to what `check_computing` allows."""
+
     module: Any
     """The framework's own object. It can be replaced; each use takes the current one."""
     transform: Callable[..., Any] | None = None
@@ -165,6 +169,12 @@ class Engine(ABC):
         background : rows of which a feature takes its values when it is left out. samples : as `tr.explain` has it.
         """
         raise NotImplementedError
+
+    @classmethod
+    def check_computing(cls, computes: Computing) -> None:
+        """Raise BadSetting where models of this engine can't compute so."""
+        if computes != Computing():
+            raise BadSetting(f"precision and compile are for models of torch, and this one is of {cls.name}.")
 
     # ---- devices
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, UntrustedModel
 from tritium.model import decoders, files
 from tritium.model.bad_rows import BadRows, OnError, check_on_error
-from tritium.model.calls import BatchSize, CallState, check_batch_size
+from tritium.model.calls import BatchSize, CallState, Computing, check_batch_size
 from tritium.model.engine import Maker
 from tritium.model.engines import registry
 from tritium.model.example import signature_of
@@ -133,7 +133,13 @@ class Model:
         return ", ".join([f"{type(self.module).__name__}: {inputs} -> {outputs}", *texts])
 
     def predict(
-        self, data: Any, *, batch_size: BatchSize = 1024, device: str | None = None, on_error: OnError = "fail"
+        self,
+        data: Any,
+        *,
+        batch_size: BatchSize = 1024,
+        device: str | None = None,
+        on_error: OnError = "fail",
+        computes: Computing | None = None,
     ) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
         """Return the predictions for a pandas DataFrame, an Arrow table, or arrays.
 
@@ -149,12 +155,15 @@ class Model:
                      for which it raises: "fail" raises BadRow or the model's error, "skip" leaves the row out, "null"
                      gives it NaN as predictions (None as a word), and "column" also its reason in `prediction_error`
                      of the dict that is returned then, which is None for all other rows.
+        computes   : how numbers are computed, by torch: as `TorchModel(model, precision="bf16", compile=True)` says it.
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
         import numpy as np
 
-        predictions, bad = self.predict_valid(data, batch_size=batch_size, device=device, on_error=on_error)
+        predictions, bad = self.predict_valid(
+            data, batch_size=batch_size, device=device, on_error=on_error, computes=computes
+        )
         if self.signature.class_words:
             from tritium.model.score import words_of
 
@@ -167,7 +176,13 @@ class Model:
         return predictions["prediction"] if len(predictions) == 1 else predictions
 
     def predict_valid(
-        self, data: Any, *, batch_size: BatchSize = 1024, device: str | None = None, on_error: OnError = "fail"
+        self,
+        data: Any,
+        *,
+        batch_size: BatchSize = 1024,
+        device: str | None = None,
+        on_error: OnError = "fail",
+        computes: Computing | None = None,
     ) -> tuple[dict[str, np.ndarray[Any, Any]], BadRows]:
         """Return every output by name for the rows that have predictions, and the other rows.
 
@@ -178,12 +193,15 @@ class Model:
 
         check_batch_size(batch_size)
         check_on_error(on_error)
+        computes = computes or Computing()
+        self.engine.check_computing(computes)
         if device is not None:
             self.engine.check_device(device)
         inputs, bad = arrays(self.signature, data, self.decode, on_error)
         rows = len(next(iter(inputs.values()))) + (0 if bad.valid is None else int((~bad.valid).sum()))
         with self.engine.on(device) as ready:
-            calls = self._calls.setdefault((batch_size, device), CallState(batch_size))
+            ready.computes = computes
+            calls = self._calls.setdefault((batch_size, device, computes), CallState(batch_size))
             scorer = Scorer(ready, self.signature, calls, isolate=on_error != "fail")
             predictions, failed = scorer.score(inputs)
         return predictions, bad.with_failed(failed, rows)

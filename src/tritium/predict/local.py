@@ -9,7 +9,7 @@ import numpy as np
 
 from tritium.errors import BadData
 from tritium.model.bad_rows import OnError
-from tritium.model.calls import BatchSize
+from tritium.model.calls import BatchSize, Computing
 from tritium.model.model import Model
 from tritium.model.score import words_of
 from tritium.predict.following import Followed
@@ -26,6 +26,7 @@ def score_pandas(
     device: str = "cpu",
     on_error: OnError = "fail",
     error_col: str = "prediction_error",
+    computes: Computing | None = None,
     followed: Followed | None = None,
 ) -> Any:
     """Return a copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` returns them.
@@ -46,7 +47,9 @@ def score_pandas(
     more = (class_cols or ClassColumns()).of(model.signature, columns_before)
     errors = [error_col] if on_error == "column" else []
     refuse_taken([*names, *more.values(), *errors, *([VERSION] if followed else [])], columns_before)
-    predictions, bad = model.predict_valid(frame, batch_size=batch_size, device=device, on_error=on_error)
+    predictions, bad = model.predict_valid(
+        frame, batch_size=batch_size, device=device, on_error=on_error, computes=computes
+    )
     valid = bad.valid
     skips = valid is not None and on_error == "skip"
     added = frame[valid].copy() if skips else frame.copy(deep=False)

@@ -22,7 +22,7 @@ from tritium.data.schema import Field
 from tritium.data.types import spark_column
 from tritium.errors import BadSetting
 from tritium.model.bad_rows import OnError, check_on_error
-from tritium.model.calls import BatchSize, check_batch_size
+from tritium.model.calls import BatchSize, Computing, check_batch_size
 from tritium.model.engine import Parts, Weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
@@ -55,6 +55,7 @@ def score(
     device: str = "cpu",
     on_error: OnError = "fail",
     error_col: str = "prediction_error",
+    computes: Computing | None = None,
     followed: Followed | None = None,
     metrics: str = "",
 ) -> DataFrame:
@@ -68,6 +69,7 @@ def score(
     on_error       : for a row that the model can't take, or for which it raises: "fail" fails the job, "skip" leaves it
                      out, "null" gives it nulls as predictions, "column" also the reason in the column `error_col`,
                      which is null for all other rows.
+    computes       : how numbers are computed; None: as the model does by itself.
     followed       : of which versions the newest scores, in a stream as long as it runs; None: `model` itself.
     metrics        : the name under which Spark observes rows and the model's time; "": it does not.
 
@@ -77,7 +79,9 @@ def score(
 
     check_batch_size(batch_size)
     check_on_error(on_error)
+    computes = computes or Computing()
     model.engine.check_device(device)
+    model.engine.check_computing(computes)
     names = output_names(model.signature, output_cols)
     more = (class_cols or ClassColumns()).of(model.signature, df.columns)
     errors = [error_col] if on_error == "column" else []
@@ -96,7 +100,8 @@ def score(
     plan["as_bytes"] = (
         arrays if any(arrays) and jvm_bytes.used.why_not(df.sparkSession) is None else [False] * len(inputs)
     )
-    plan |= {"batch_size": batch_size, "device": device, "on_error": on_error} | _reading(model, inputs)
+    plan |= {"batch_size": batch_size, "device": device, "on_error": on_error, "computes": computes}
+    plan |= _reading(model, inputs)
     columns: list[Column] = []
     for one, as_bytes in zip(inputs, plan["as_bytes"], strict=True):
         packed = pack(one, schema)

@@ -25,7 +25,7 @@ from tritium.errors import TritiumError, WrongVersion
 from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
 from tritium.model.bad_rows import BadRows
-from tritium.model.calls import BatchSize, CallState
+from tritium.model.calls import BatchSize, CallState, Computing
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
@@ -43,7 +43,7 @@ class _Kept:
 
 
 _MODELS_KEPT = 4  # A stream uses the same model in each micro-batch, and to restore one takes long.
-_models: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+_models: OrderedDict[tuple[str, str, Computing], _Kept] = OrderedDict()
 
 # Floating dtypes that are missing here become float32.
 _ARROW = {
@@ -187,7 +187,7 @@ def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> _Kept:
     """Return the plan's model on its device, ready to be called: the one that this process has already, if any."""
     kind = registry.find(plan["engine"])
     device = kind.task_device(plan["device"], gpus)
-    key = (plan["content"], device)
+    key = (plan["content"], device, plan["computes"])
     if key in _models:
         _models.move_to_end(key)
         return _models[key]
@@ -199,6 +199,7 @@ def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> _Kept:
             f"The model's code can't run on this executor: {error}. Install the missing package there; your own "
             "modules go along by value, what is in site-packages does not."
         ) from error
+    engine.computes = plan["computes"]
     while len(_models) >= _MODELS_KEPT:
         _models.popitem(last=False)
     _models[key] = _Kept(engine)

@@ -17,7 +17,7 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadSetting
 from tritium.ml import TorchModel
-from tritium.model.calls import CallState
+from tritium.model.calls import CallState, Computing
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict.worker import _gathered
 
@@ -134,3 +134,45 @@ def test_what_a_batch_size_may_be() -> None:
         model.predict(frame, batch_size="many")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="batch_size"):
         TorchModel(model, batch_size="many")
+
+
+class TestComputing:
+    """`precision` and `compile` of models of torch."""
+
+    def model(self) -> tr.Model:
+        torch.manual_seed(3)
+        return tr.Model(nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 1)), SIGNATURE)
+
+    @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+    def test_precision_is_that_of_the_products_and_weights_stay(self, precision: str) -> None:
+        model, frame = self.model(), pd.DataFrame({"a": np.linspace(-3, 3, 50)})
+        exact = TorchModel(model).predict(frame)
+        rounded = TorchModel(model, precision=precision).predict(frame)
+        assert 0 < np.abs(exact - rounded).max() < 0.05
+        assert next(model.module.parameters()).dtype == torch.float32
+        scored = TorchModel(model, precision=precision).transform(frame).prediction
+        np.testing.assert_array_equal(scored, rounded)
+        np.testing.assert_array_equal(model.predict(frame), exact)
+
+    def test_a_module_is_compiled_once(self) -> None:
+        model, frame = self.model(), pd.DataFrame({"a": np.linspace(-3, 3, 50)})
+        compiled = TorchModel(model, compile=True)
+        with pytest.MonkeyPatch.context() as patch:
+            asked: list[object] = []
+            patch.setattr(torch, "compile", lambda module: asked.append(module) or module)
+            for _ in range(3):
+                np.testing.assert_array_equal(compiled.predict(frame), model.predict(frame))
+            assert asked == [model.module]
+            model.module = other = nn.Linear(1, 1)
+            compiled.predict(frame)
+            assert asked[1:] == [other]
+
+    def test_what_they_may_be(self) -> None:
+        frame = pd.DataFrame({"a": [1.0]})
+        with pytest.raises(BadSetting, match=r"precision='half' is unknown; choose one of 'fp32', 'bf16', 'fp16'"):
+            TorchModel(self.model(), precision="half").transform(frame)
+        function = tr.Model(lambda batch: batch["a"], example={"a": np.ones((2, 1), np.float32)})
+        with pytest.raises(BadSetting, match="has no parameter 'compile'"):
+            function.transform(frame, compile=True)
+        with pytest.raises(BadSetting, match="are for models of torch, and this one is of function"):
+            function.predict(frame, computes=Computing(compile=True))

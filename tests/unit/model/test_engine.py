@@ -22,6 +22,7 @@ import tritium as tr
 from tritium.data.plan import plan as columns_plan
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, ModelError
+from tritium.model.calls import Computing
 from tritium.model.engine import Engine, Maker, Parts, Weights
 from tritium.model.engines import registry
 from tritium.model.engines.torch import TorchEngine
@@ -100,7 +101,7 @@ def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> l
     context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))
     plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context))
     plan |= {"fields": json.dumps([field.to_json()]), "as_bytes": [False], "batch_size": 3, "device": "cpu"}
-    plan |= {"decode": pickle.dumps({}), "transform": None, "on_error": "fail"}
+    plan |= {"decode": pickle.dumps({}), "transform": None, "on_error": "fail", "computes": Computing()}
     monkeypatch.setattr(worker, "_task", lambda: (0, 1, []))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
     rows = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 3).cast(pa.list_(pa.float32()))
@@ -141,6 +142,7 @@ sys.modules["torch"] = None
 import numpy as np
 import tritium as tr
 import tritium.predict.local, tritium.predict.spark, tritium.predict.worker
+from tritium.model.calls import Computing
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Input, Output, Signature

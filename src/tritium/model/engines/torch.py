@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting, ModelError
+from tritium.model.calls import Computing
 from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.torch_copies import Copies
 from tritium.model.engines.torch_defaults import torch_defaults
@@ -46,6 +48,8 @@ class TorchEngine(Engine):
         self.module = module
         self._device = device
         self._copies = Copies()
+        self._compiled: dict[str, tuple[torch.nn.Module, Any]] = {}
+        """Device → the module that was compiled for it, and its compiled call."""
 
     def save(self, *, by_value: bool) -> Parts:
         tensors = Tensors.of(self.module)
@@ -74,7 +78,7 @@ class TorchEngine(Engine):
         module = self.module if where == home else self._copies.on(where, self.module)
         with _evaluating(module):
             ready = TorchEngine(module, where)
-            ready.transform = self.transform
+            ready.transform, ready.computes, ready._compiled = self.transform, self.computes, self._compiled
             yield ready
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
@@ -124,6 +128,10 @@ class TorchEngine(Engine):
         with self.on(None) as ready, torch.inference_mode():
             return outputs_of(ready._result(batch))
 
+    @classmethod
+    def check_computing(cls, computes: Computing) -> None:
+        """Allow all: what torch can't compile, it says when the module is called."""
+
     def _result(self, batch: Arrays) -> Any:
         """Apply the transform to these inputs, and call the module."""
         import torch
@@ -133,7 +141,22 @@ class TorchEngine(Engine):
         inputs = {name: torch.tensor(array, device=device) for name, array in batch.items()}
         if self.transform is not None:
             inputs = InputTransform(self.transform)(inputs, training=False, module=self.module)
-        return self.module(*inputs.values()) if len(inputs) == 1 else self.module(**inputs)
+        dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.computes.precision]
+        with nullcontext() if dtype is None else torch.autocast(device.type, dtype):
+            call = self._compiled_call(device) if self.computes.compile else self.module
+            return call(*inputs.values()) if len(inputs) == 1 else call(**inputs)
+
+    def _compiled_call(self, device: torch.device) -> Any:
+        """Return the module's call, compiled once for a device, and again for another module."""
+        import torch
+
+        module, call = self._compiled.get(str(device), (None, None))
+        if module is not self.module:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Torch's compiler imports torch.jit, which warns.
+                call = torch.compile(self.module)
+            self._compiled[str(device)] = self.module, call
+        return call
 
     def _home(self) -> torch.device:
         """Return the device that was given, else that of the module's first weight."""

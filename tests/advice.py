@@ -355,5 +355,6 @@ def keywords(function: Any) -> set[str]:
     if function in (tr.ml.TorchEstimator, tr.ml.fit):
         return names | gang | training
     if function is tr.ml.TorchModel.setParams:
-        return {name for name, one in vars(tr.ml.TorchModel.__mro__[1]).items() if hasattr(one, "doc")} | {"outputCols"}
+        params = {**vars(tr.ml.TorchModel.__mro__[1]), **vars(tr.ml.TorchModel)}
+        return {name for name, one in params.items() if hasattr(one, "doc")} | {"outputCols"}
     return set()

@@ -190,3 +190,12 @@ def test_the_page_knows_the_estimators() -> None:
     assert "| Tritium, LightGBMRegressor: faster than SynapseML | ≥ 1 × | failed |" in text
     assert "| 8.0 s | – | prepared in Spark by hand 1.25 × |" in text
     assert "| as it is | 8.0 | 0.2000 | 1 |" in page.figures_text(found)
+
+
+def test_the_settings_of_scoring(spark: Any, tmp_path: Path) -> None:
+    module("score_batch_udf")
+    module("scoring").write(str(tmp_path / "rows"), 2_000, spark)
+    frame = spark.read.parquet(str(tmp_path / "rows" / "array"))
+    frames = module("scoring_settings").frames_of(frame)
+    means = {name: scored.agg(F.mean("prediction")).first()[0] for name, scored in frames.items()}
+    assert max(means.values()) - min(means.values()) < 1e-6, means

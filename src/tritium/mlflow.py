@@ -68,8 +68,8 @@ class _Predictor:
         """Return the predictions as columns of a pandas DataFrame: those of `Model.predict`, arrays as lists."""
         import pandas as pd  # type: ignore[import-untyped]
 
-        found = self.model.predict(model_input, on_error=(params or {}).get("on_error", "fail"))
-        columns = found if isinstance(found, dict) else {"prediction": found}
+        predictions = self.model.predict(model_input, on_error=(params or {}).get("on_error", "fail"))
+        columns = predictions if isinstance(predictions, dict) else {"prediction": predictions}
         index = model_input.index if len(model_input) == len(next(iter(columns.values()))) else None
         return pd.DataFrame({name: pd.Series(values.tolist(), index=index) for name, values in columns.items()})
 

@@ -58,24 +58,48 @@ def jars(profile: str, pom: Path = POM) -> Path:
     return folder
 
 
+class Broker:
+    """A broker on 127.0.0.1 with a port of its own, which can be killed and started again with what it has stored."""
+
+    def __init__(self, folder: str, port: int, controller: int) -> None:
+        self.address, self._port, self._out = f"127.0.0.1:{port}", port, Path(folder, "out")
+        self._config = Path(folder, "server.properties")
+        self._config.write_text(PROPERTIES.format(port=port, controller=controller, logs=f"{folder}/logs"))
+        self._java = ["java", "-Xmx512m", *SHORT_LIVED.split(), "-cp", f"{jars('broker')}/*"]
+        storage = [*self._java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ"]
+        subprocess.run([*storage, "-c", str(self._config)], check=True, capture_output=True, timeout=SECONDS)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and return when it listens."""
+        with open(self._out, "wb") as out:
+            self._process = subprocess.Popen([*self._java, "kafka.Kafka", str(self._config)], stdout=out, stderr=out)
+        wait_for(self._process, self._port, self._out)
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def running_broker() -> Iterator[Broker]:
+    """Yield a broker, stopped afterwards, whose topics have two partitions and are made on first use."""
+    with tempfile.TemporaryDirectory() as folder, free_ports(2) as (port, controller):
+        one = Broker(folder, port, controller)
+        try:
+            one.start()
+            yield one
+        finally:
+            one.kill()
+
+
 @contextlib.contextmanager
 def broker() -> Iterator[str]:
-    """Yield the address of a broker, stopped afterwards, whose topics have two partitions and are made on first use."""
-    path = f"{jars('broker')}/*"
-    with tempfile.TemporaryDirectory() as folder, free_ports(2) as (port, controller):
-        config = Path(folder, "server.properties")
-        config.write_text(PROPERTIES.format(port=port, controller=controller, logs=f"{folder}/logs"))
-        java = ["java", "-Xmx512m", *SHORT_LIVED.split(), "-cp", path]
-        storage = [*java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(config)]
-        subprocess.run(storage, check=True, capture_output=True, timeout=SECONDS)
-        with open(Path(folder, "out"), "wb") as out:
-            process = subprocess.Popen([*java, "kafka.Kafka", str(config)], stdout=out, stderr=out)
-        try:
-            wait_for(process, port, Path(folder, "out"))
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
+    """Yield the address of a broker as `running_broker` does."""
+    with running_broker() as one:
+        yield one.address
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pyspark.ml import PipelineModel
 from pyspark.sql import functions as F
 
 import tritium as tr
-from tritium.errors import BadData, BadFunction, BadSetting
+from tritium.errors import BadData, BadFunction, BadSetting, ScoringFailed
 
 from . import web_service
 
@@ -173,6 +173,25 @@ def test_a_table_of_files(spark: Any, url: str, tmp_path: Path) -> None:
     )
     assert scored.where("response != 2 * x OR response IS NULL OR text != 'other'").count() == 0
     assert web_service.counted(url)["counts"]["plain"] == 3000
+
+
+def test_what_is_answered_is_not_asked_again(spark: Any, url: str, tmp_path: Path) -> None:
+    service = doubled(f"{url}/once-missing", rate=1000)
+    scoring = {"into": f"parquet:{tmp_path / 'scored'}", "resume": str(tmp_path / "resume"), "verbose": False}
+    df = numbers(spark, 20, partitions=10)
+    with pytest.raises(ScoringFailed, match="once-missing gave no value for row") as failed:
+        service.score(df, **scoring)
+    done = service.score(df, **scoring)
+    assert done.rows == 20
+    assert done.kept == failed.value.finished
+    assert values(spark.read.parquet(str(tmp_path / "scored"))) == EXPECTED
+    counts = web_service.counted(url)["counts"]
+    assert counts["once-missing 3"] == 2
+    assert counts["once-missing"] < 40
+    with pytest.raises(BadSetting, match="code of request and response"):
+        doubled(f"{url}/once-missing", request=lambda row: {"x": -row["x"]}).score(df, **scoring)
+    with pytest.raises(BadSetting, match="max_requests= counts for one job"):
+        doubled(url, max_requests=3).score(df, **scoring)
 
 
 def test_a_stream_in_a_pipeline(spark: Any, url: str, tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ async def behave(path: str, x: int, call: int, headers: dict[bytes, bytes], send
         await answer(send, 500, "oh")
     elif path == "always-broken" and x == 3:
         await answer(send, 503, "down")
+    elif path == "once-missing" and x == 3 and first:
+        await answer(send, 404, "not yet")
     elif path == "missing" and x == 3:
         await answer(send, 404, f"nothing here for {headers.get(b'authorization', b'').decode()}")
     elif path == "cut" and first:

@@ -12,10 +12,12 @@ from pyspark.ml import Transformer
 from pyspark.sql import types as sql
 
 from tritium import ship
+from tritium.checkpoint.code import code_of
 from tritium.data.types import spark_column
 from tritium.errors import BadData, BadFunction, BadSetting, WrongVersion, masked
 from tritium.hints import suggest
 from tritium.predict.http_calls import Calls
+from tritium.predict.into import AT_ONCE, Scored, Work, score_into
 from tritium.shown import call
 from tritium.spark import is_connect
 from tritium.spark.python import drivers_python
@@ -152,6 +154,33 @@ class HttpTransformer(Transformer):
         shown = {name: self._settings[name] for name in ("on_error", "concurrency", "timeout", "retries")}
         shown |= {name: value for name, value in limits.items() if value is not None}
         return call("HttpTransformer", {"url": masked(self._settings["url"]), **shown})
+
+    def score(
+        self, df: DataFrame, *, into: str, resume: str | None = None, changed: str = "recompute", verbose: bool = True
+    ) -> Scored:
+        """Write a DataFrame with the answers part by part, and go on where a call with this `resume` has ended.
+
+        The service is not called again for the parts that are finished. The arguments are those of a model's `score`.
+        `rate` counts for all parts together.
+
+        Raises BadSetting, also for `max_requests`, which counts for one job; ScoringFailed when a part fails.
+        """
+        if self._max_requests is not None:
+            raise BadSetting(
+                "max_requests= counts for one job, and score(into=…) runs one for each part. Score df.limit(…), or "
+                "leave it out.",
+                setting="max_requests",
+            )
+        service = self.copy()
+        service._rate = None if self._rate is None else self._rate / AT_ONCE
+        facts = {
+            "url": masked(self._settings["url"]),
+            "code of request and response": code_of([self._settings["request"], self._settings["response"]]).exact,
+            "columns of the source": df.schema.simpleString(),
+            "columns of the result": service.transform(df).schema.simpleString(),
+        }
+        work = Work(df, service.transform, facts, self._settings["on_error"], changed, verbose)
+        return score_into(work, into, resume)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         """Return the DataFrame with the answers, lazily. Raises BadData for columns that are missing or there."""

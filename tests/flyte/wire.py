@@ -143,5 +143,17 @@ def configured(*codes):
     print(json.dumps(answers))
 
 
+def after_oom(url):
+    """Print the memory of the first three attempts, each of which runs out of it."""
+    from tritium_flyte.driver import memory
+
+    count, answers = memory.Count(url), []
+    for _ in range(3):
+        conf = {"spark.executor.memory": "4g", "spark.executor.memoryOverhead": "512"}
+        answers.append(memory.raised(dict.fromkeys(conf, 1.5), conf, count.read()))
+        count.add()
+    print(json.dumps(answers))
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (write, read, fates, golden, configured)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (write, read, fates, golden, configured, after_oom)}[sys.argv[1]](*sys.argv[2:])

@@ -80,3 +80,8 @@ def test_the_application_follows_from_the_gang(tmp_path: Path) -> None:
         "spark.executor.resource.gpu.vendor": "nvidia.com",
         "spark.executor.resource.gpu.discoveryScript": "/opt/spark/examples/src/main/scripts/getGpusResources.sh",
     }
+
+
+def test_memory_grows_with_each_attempt_that_ran_out_of_it(tmp_path: Path) -> None:
+    sizes = [list(conf.values()) for conf in asked(Place(tmp_path), "after_oom", str(tmp_path / "count"))]
+    assert sizes == [["4096m", "512m"], ["6144m", "768m"], ["9216m", "1152m"]]

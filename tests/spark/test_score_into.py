@@ -124,7 +124,7 @@ def test_an_error_in_a_late_row_keeps_the_parts_before_it(
     assert same_rows(spark.read.parquet(f"{tmp_path}/scored"), model.transform(table(spark)))
 
 
-@pytest.mark.parametrize("on_error", ["null", "skip", "column"])
+@pytest.mark.parametrize("on_error", ["skip", "column"])
 def test_after_an_error_the_rows_may_be_treated_otherwise(
     spark: Any, model: TorchModel, tmp_path: Path, on_error: str
 ) -> None:

@@ -164,23 +164,21 @@ class DeltaTarget(Target):
         self._path = path
         self._sql_name = into if path is None else f"delta.`{path}`"
         self._run = ""
+        self._schema: Any = None
 
     def refuse_taken(self, schema: Any) -> None:
         """Make the table, or try whether rows of this schema can be added: parts that were the first would conflict."""
         try:
-            self._save(self.spark.createDataFrame([], schema).write.format("delta").mode("append"))
+            self._append(self.spark.createDataFrame([], schema))
         except Exception as error:
             raise BadSetting(f"into={self.into!r} can't be written to: {_reason(error)}.", setting="into") from error
 
     def open(self, run: str, schema: Any) -> None:
-        self._run = run
+        self._run, self._schema = run, schema
 
     def write(self, scored: DataFrame, part: Part) -> dict[str, Any]:
-        mark = self._mark(part)
-        # Delta ignores a second commit of this pair. Versions of one id must grow, so each part has an id.
-        options = {"txnAppId": mark, "txnVersion": "1", "userMetadata": mark}
-        self._save(scored.write.format("delta").mode("append").options(**options))
-        return {"mark": mark}
+        self._append(scored, self._mark(part))
+        return {"mark": self._mark(part)}
 
     def is_there(self, part: Part) -> bool:
         return not self._is_new()  # Whoever deletes rows of a table means it.
@@ -202,6 +200,8 @@ class DeltaTarget(Target):
 
     def written(self, part: Part) -> tuple[dict[str, Any], DataFrame] | None:
         mark = self._mark(part)
+        # The JVM of a killed driver may live a while and commit. After this commit of nothing, its own is a conflict.
+        self._append(self.spark.createDataFrame([], self._schema), mark)
         files = self._files(mark)
         if not files:
             return None
@@ -226,6 +226,12 @@ class DeltaTarget(Target):
             before = self._read(version - 1).inputFiles() if version > 0 else []
             names.update(_base_names(self._read(version).inputFiles()) - _base_names(before))
         return sorted(names)
+
+    def _append(self, rows: DataFrame, mark: str = "") -> None:
+        """Commit rows. Delta ignores a second commit with the same mark."""
+        # Not one id for all parts: its versions would have to grow in the order of the commits.
+        options = {"txnAppId": mark, "txnVersion": "1", "userMetadata": mark} if mark else {}
+        self._save(rows.write.format("delta").mode("append").options(**options))
 
     def _is_new(self) -> bool:
         if self._path is None:

@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "gallery"
-NOISE = ("tritium: ", "tritium ", "picture: ", "run directory: ")  # lines of progress, and paths
+NOISE = ("tritium", "[rank ", "picture: ", "run directory: ")  # lines of progress, and paths
 
 
 def source_of(page: Path) -> Path:

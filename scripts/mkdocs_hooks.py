@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,10 +48,16 @@ def on_post_build(config: Any, **_: Any) -> None:
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", ""]
     for page in sorted(source.rglob("*.md")):
         place = page.relative_to(source)
-        shutil.copyfile(page, site / place)
-        title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        text = re.sub(r'--8<-- "(.+)"', example, page.read_text(encoding="utf-8"))
+        (site / place).write_text(text, encoding="utf-8")
+        title = text.partition("\n")[0].removeprefix("# ")
         lines.append(f"- [{title}]({place.as_posix()})")
     (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def example(snippet: re.Match[str]) -> str:
+    """Return the file that a page of the gallery includes."""
+    return Path(__file__).parents[1].joinpath("examples", snippet[1]).read_text(encoding="utf-8").rstrip()
 
 
 def errors() -> str:

@@ -40,7 +40,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[in_turn.Progr
     programs.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PROGRAMS, ids=[path.stem for path in PROGRAMS])
 def test_it_runs(path: Path, programs: in_turn.Programs, tmp_path: Path) -> None:
     if path.stem.startswith("horovod") and find_spec("horovod") is None:
@@ -51,7 +51,7 @@ def test_it_runs(path: Path, programs: in_turn.Programs, tmp_path: Path) -> None
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     """From the first cell to the last, and its cells have pictures; in the repository they are empty."""

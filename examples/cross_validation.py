@@ -56,7 +56,7 @@ def main():
     means = np.reshape(tuned.avgMetrics, (len(COMPONENTS), len(RATES)))
     errors = np.reshape(tuned.stdMetrics, means.shape)
     places = np.arange(len(COMPONENTS))
-    for number, (rate, colour) in enumerate(zip(RATES, ("silver", "teal"), strict=True)):
+    for number, (rate, colour) in enumerate(zip(RATES, ("silver", "teal"), strict=False)):
         axes.bar(places + 0.4 * number, means[:, number], 0.38, yerr=errors[:, number], color=colour, label=rate)
     axes.set_xticks(places + 0.2, COMPONENTS)
     axes.axhline(benign, color="grey", linestyle="--")

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rossmann"))
 import flyte
 import generate
 import keras
+import numpy as np
 from features import CATEGORICAL, CONTINUOUS, prepare, write_submission
 from flyte.io import Dir, File
 from model import ExpRMSPE, make_model
@@ -57,19 +58,20 @@ async def fetch(stores: int, days: int) -> Dir:
 
 
 @spark_env.task
-def features(files: Dir) -> tuple[Table, Table, int]:
-    """Return the rows to train on, those to predict, and the sales of the best day."""
+def features(files: Dir) -> tuple[Table, Table, Table, int]:
+    """Return the rows to train on, their sales alone, those to predict, and the sales of the best day."""
     rossmann = prepare(session(), files.path)
-    return Table.written(rossmann.train), Table.written(rossmann.test), int(rossmann.max_sales)
+    tables = rossmann.train, rossmann.train.select("Sales"), rossmann.test
+    return *map(Table.written, tables), int(rossmann.max_sales)
 
 
 @gang_env.task(retries=2)
 def guessed(rows: Table, batch_size: int) -> float:
     """Return the competition's error of a plain guess, the mean: on every rank, `rows` is its shard."""
-    sales = [batch["Sales"] for epoch in rows.epochs(1, batch_size=batch_size) for batch in epoch]
+    sales = [np.asarray(batch["Sales"]) for epoch in rows.epochs(1, batch_size=batch_size) for batch in epoch]
     sums = tr.world().gather((sum(float(part.sum()) for part in sales), sum(map(len, sales))))
     mean = sum(total for total, _ in sums) / sum(count for _, count in sums)
-    squares = tr.world().gather(sum(float(((mean - part).exp() - 1).square().sum()) for part in sales))
+    squares = tr.world().gather(sum(float(np.square(np.exp(mean - part) - 1).sum()) for part in sales))
     return (sum(squares) / sum(count for _, count in sums)) ** 0.5
 
 
@@ -108,9 +110,9 @@ async def submission(rows: Table, model: SavedModel) -> File:
 @workflow.task
 async def rossmann(stores: int, days: int, hyper: Hyperparameters) -> tuple[File, float, float]:
     """Return the submission, the error of its model, and that of a plain guess."""
-    rows, asked, max_sales = await features.aio(await fetch.aio(stores, days))
+    rows, sales, asked, max_sales = await features.aio(await fetch.aio(stores, days))
     model, error = await train.aio(rows, max_sales, hyper)
-    return await submission.aio(asked, model), error, await guessed.aio(rows, 1000)
+    return await submission.aio(asked, model), error, await guessed.aio(sales, 1000)
 
 
 def main():

@@ -137,6 +137,7 @@ PLACES = {
     'spark.read.csv("customers.csv"': 'spark.read.csv(os.path.abspath("customers.csv")',
     '"https://models.example.com/sentiment"': "service_url",
     'save("churn-model")': 'save(os.path.abspath("churn-model"))',
+    'load("churn-model")': 'load(os.path.abspath("churn-model"))',
     "examples/bike-sharing/hour.csv": str(ROOT / "examples/bike-sharing/hour.csv"),
 }
 ELSEWHERE = (

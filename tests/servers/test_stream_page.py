@@ -65,7 +65,7 @@ rows = spark.createDataFrame([("key-1", 1, 1.0, 2.0, 3.0), ("key-2", 2, 1.0, Non
     "key", F.struct(F.col("id"), "temp", "hum", "hr").alias("event"))
 rows = rows.select("key", to_avro("event", record).alias("value"))
 rows.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", "avro-events").save()
-metrics_of_page = query.lastProgress["observedMetrics"]["bikes"].asDict()
+metrics_of_page = [p for p in query.recentProgress if p["numInputRows"]][-1]["observedMetrics"]["bikes"].asDict()
 """,
     "avro_query = (": """
 avro_query.processAllAvailable()

@@ -49,6 +49,17 @@ def test_by_its_key_its_file_and_with_all_columns_that_lack_values(spark: Any, t
     assert re.search(r"is (null|NaN) in file \S+, row \d+\.", str(error))
 
 
+def test_of_a_text_file_by_its_place_and_with_the_advice_to_name_a_key(spark: Any, tmp_path: Path) -> None:
+    rows(spark).coalesce(1).write.csv(str(tmp_path / "rows"), header=True)
+    table = spark.read.csv(str(tmp_path / "rows"), header=True, inferSchema=True)
+    error = refused(spark, {"train": tr.Data(table, ["a"])})
+    assert re.search(r"is null in row 207 of source partition 0, file \S+\.csv, block at byte 0\.", str(error))
+    assert "row_key= with a column that differs in every row names the row." in str(error)
+    error = refused(spark, {"train": tr.Data(table, ["a"], row_key="id")})
+    assert "is null in the row with id=207 (row 207 of source partition 0, file" in str(error)
+    assert "names the row" not in str(error)
+
+
 def test_of_a_half_and_without_files(spark: Any) -> None:
     halves = rows(spark)
     data = {

@@ -396,11 +396,14 @@ def test_a_device_that_is_there() -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_rows_that_a_model_can_not_take_are_dropped(value: float | None) -> None:
+def test_rows_that_a_model_can_not_take_are_dropped_or_filled(value: float | None) -> None:
     model = tr.Model(nn.Linear(2, 1), SIGNATURE)
     given = FRAME.assign(b=pd.array([1.0, None, 1.0, 1.0], "Float64"))
     frame = given if value is None else FRAME.assign(b=[1.0, value, 1.0, 1.0])
     with pytest.raises(errors.BadRow) as caught:
         model.predict(frame)
-    (code,) = re.findall(r"Drop such rows before, (.+), fill them", str(caught.value))
+    (code,) = re.findall(r"Drop such rows before, (.+?)(?:, fill them.+)?, or let transform", str(caught.value))
     assert len(model.predict(eval(code, {"df": frame}))) == 3
+    for code in re.findall(r"fill them, (df\.fillna\(.+?\))", str(caught.value)):
+        assert len(model.predict(eval(code, {"df": frame, "value": 0}))) == 4
+    assert ("fill them" in str(caught.value)) == (value is None or math.isnan(value))

@@ -199,14 +199,15 @@ def place_of(row_id: int) -> str:
 def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow:
     """Return the error for a null, a NaN or an infinity at prediction."""
     # The code works on DataFrames of Spark and of pandas; dropna drops NaN in both.
-    what, remedy = "null" if value is None else "NaN", "df.dropna(subset=[{0!r}])"
+    what = "null" if value is None else "NaN"
+    remedy = f"df.dropna(subset=[{column!r}]), fill them, df.fillna({{{column!r}: value}})"
     if value is not None and math.isinf(value):
         what = "infinite, or beyond what the model computes in,"
-        remedy = "df[df[{0!r}].between(-3.4e38, 3.4e38)]"
+        remedy = f"df[df[{column!r}].between(-3.4e38, 3.4e38)]"
     return BadRow(
         f"column {column!r} is {what} in {place_of(row_id)} (input {taken!r}), and the model was trained "
-        f"without. Drop such rows before, {remedy.format(column)}, fill them as the training did, or let transform "
-        "go on without them: on_error='skip', 'null' or 'column'.",
+        f"without. Drop such rows before, {remedy}, or let transform go on without them: "
+        "on_error='skip', 'null' or 'column'.",
         reason=f"column {column!r} is {what.removesuffix(',')}",
         column=column,
         row_id=row_id,

@@ -69,6 +69,8 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
     if look.missing:
         listed = ", ".join(f"{column!r} is {what} in {count:,}" for (column, what), count in look.missing.items())
         text += f" Of its {look.rows:,} rows {listed}."
+    if not key and place(row_id) in text:
+        text += " row_key= with a column that differs in every row names the row."
     if error.skippable:
         text += " on_error='skip' (of tr.Data in a launch, of the estimator) leaves out such rows."
     return BadRow(text, **{**error.__dict__, "row_key": dict(look.key)})
@@ -138,6 +140,8 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
         for part in files
         if totals.row[part] is not None
     )
+    if files and "row_index" not in files:  # Text files, as CSV: Spark knows the file, not the row.
+        place_in_file = f"{place(error.row_id)}, {place_in_file}"
     missing = {pair: totals[f"n{i}"] for i, pair in enumerate(checked) if totals[f"n{i}"]}
     key = {column: totals.row[f"k{i}"] for i, column in enumerate(data.keys)}
     return Look(key, place_in_file, totals["rows"], missing)

@@ -32,12 +32,13 @@ Seconds from a Spark DataFrame to a trained model: 1,000,000 rows × 64 floats, 
 ranks on two cores. A bar is the median, a dot is a run.
 
 **The ideal** is the sum of what no system can avoid: the transform and a shuffle in Spark, the import of the framework
-in two processes, and the training loop over tensors in RAM. Tritium can take less: it overlaps these parts, and
-averages the gradients of one host in its memory, where the ideal's DDP sends them by TCP.
+in two processes, and the training loop over tensors in RAM. Tritium can be faster than this sum. It does these parts at
+the same time, and averages the gradients of one host in shared memory; PyTorch's DDP, in the ideal, sends them by TCP.
 """
 COMPARISON = """## Comparison
 
-How many times as long as Tritium the others take, in the same run of the same script. Above 1, Tritium is faster.
+The second column is Tritium's time. The others are multiples of it, from the same run of the same script: at 2 × a system
+takes twice as long as Tritium, below 1 × it is faster.
 [Measurements](measurements.md) has every figure, with its command.
 
 | task | Tritium | the ideal | others |
@@ -46,14 +47,14 @@ MISSED = """## Goals that were missed
 
 | what | goal | measured |
 |---|---|---|"""
-BOUNDS = "[Decision 011](decisions/011-where-the-time-went.md) has the profiles: what bounds these figures."
+BOUNDS = "[Decision 011](decisions/011-where-the-time-went.md) has profiles that show what limits these figures."
 METHOD = """## How it was measured
 
-- The systems of a table took turns on one machine, each in a process and an environment of its own. Expect ratios to
-  transfer, not seconds. Figures are medians, with the least and the most of all runs.
+- The systems of a table took turns on one machine, each in a process and an environment of its own. On another machine
+  expect other seconds, and similar ratios. Figures are medians; the measurements have the least and the most, too.
 - `benchmarks/environments/` pins the versions. The first paragraph of each file in `benchmarks/systems/` says how its
   system was used, and what was decided in its favour.
-- `make bench` repeats all, and makes this page of `benchmarks/results/`.
+- `make bench` measures all again, and writes this page from `benchmarks/results/`.
 - Nothing was measured on many machines.
 """
 EVERY = """# Measurements

@@ -37,8 +37,8 @@ the same time, and averages the gradients of one host in shared memory; PyTorch'
 """
 COMPARISON = """## Comparison
 
-The second column is Tritium's time. The others are multiples of it, from the same run of the same script: at 2 × a system
-takes twice as long as Tritium, below 1 × it is faster.
+The second column is Tritium's time. The others are multiples of it, from the same run of the same script: at 2 × a
+system takes twice as long as Tritium, below 1 × it is faster.
 [Measurements](measurements.md) has every figure, with its command.
 
 | task | Tritium | the ideal | others |

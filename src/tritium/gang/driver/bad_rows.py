@@ -129,8 +129,8 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
     number = _dealt_again(row_id, list(exchange.plan).index(name), (attempt.recorder.received or {}).get(name))
     if number is not None:
         ids = numbered.select("_id").orderBy("_id").offset(number).limit(1).collect()
-    row_id = row_id if number is None else ids[0]._id if ids else -1
-    row = F.first(F.when(F.col("_id") == row_id, F.col(name)), ignorenulls=True).alias("row")
+    id_now = row_id if number is None else ids[0]._id if ids else -1
+    row = F.first(F.when(F.col("_id") == id_now, F.col(name)), ignorenulls=True).alias("row")
     sums = [F.count_if(F.col(f"{name}.w{i}")).alias(f"n{i}") for i in range(len(wrong))]
     totals = numbered.agg(F.count(F.lit(1)).alias("rows"), row, *sums).head()
     if totals.row is None or not totals.row["bad"]:
@@ -141,7 +141,7 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
         if totals.row[part] is not None
     )
     if files and "row_index" not in files:  # Text files, as CSV: Spark knows the file, not the row.
-        place_in_file = f"{place(error.row_id)}, {place_in_file}"
+        place_in_file = f"{place(row_id)}, {place_in_file}"
     missing = {pair: totals[f"n{i}"] for i, pair in enumerate(checked) if totals[f"n{i}"]}
     key = {column: totals.row[f"k{i}"] for i, column in enumerate(data.keys)}
     return Look(key, place_in_file, totals["rows"], missing)

@@ -6,7 +6,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
 TEST = tests/spark tests/estimators tests/unit tests/flyte/local
-REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers tests/flyte/pods
+REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
@@ -42,7 +42,7 @@ compat: setup    ## old code: Horovod, Petastorm, TensorFlowOnSpark, runners
 pages: setup     ## what is written runs: docs, examples, the demo, each benchmark small
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) tests/pages
 
-flyte: setup     ## workflows with Flyte: local runs, and the commands of pods, with faults, Delta and S3
+flyte: setup     ## workflows with Flyte: local runs, and the commands of pods, with faults and Delta
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/flyte
 
 rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and faults and chaos in short

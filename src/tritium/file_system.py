@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ def opened(url: str, *, shared: bool = False) -> tuple[Any, str]:
 
     shared : the instance that others use, too. Less work, as a new one connects to its store again.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        # Namespace packages such as `backports` find their parts by pkgutil, which would ask for it and raise.
+        sys.path_importer_cache.setdefault("", None)
     import fsspec  # type: ignore[import-untyped]
 
     files, path = fsspec.core.url_to_fs(url, skip_instance_cache=not shared)

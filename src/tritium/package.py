@@ -31,8 +31,21 @@ CACHE = "TRITIUM_CACHE"
 OURS = ("tritium", "tritium_compat", "tritium_flyte")
 """This package, and those that build on it."""
 _PACKAGES = (*OURS, "cloudpickle")
-_ON_THE_DRIVER = ("tritium/cli", "tritium_flyte/driver")
-"""Folders that no executor needs."""
+_ON_THE_DRIVER = (
+    "tritium/cli",
+    "tritium/mlflow.py",
+    "tritium/observe/scoring.py",
+    "tritium/predict/dedupe.py",
+    "tritium/predict/explain.py",
+    "tritium/predict/fingerprints.py",
+    "tritium/predict/http.py",
+    "tritium/predict/into.py",
+    "tritium/predict/ledger.py",
+    "tritium/predict/targets.py",
+    "tritium/spark/inside/partitions.py",
+    "tritium_flyte/driver",
+)
+"""Folders and files that no executor needs, and nothing imports that executors do."""
 _KEPT = 8
 """Zips in that directory: of several versions of Tritium and of Python."""
 # The same sources always make the same zip.
@@ -90,7 +103,9 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda i: i.name):
             name = f"{prefix}/{item.name}"
-            if item.is_dir() and item.name != "__pycache__" and name not in _ON_THE_DRIVER:
+            if name in _ON_THE_DRIVER:
+                continue
+            if item.is_dir() and item.name != "__pycache__":
                 yield from walk(item, name)
             elif item.name.endswith(".py"):
                 yield name, item.read_bytes()

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-import clusters
 import tritium as tr
+from clusters import wait
 from tritium.errors import JobFailed, RankFailed
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.members import numbers
@@ -33,7 +33,7 @@ def train(die: Callable[[], Any], go: str) -> int:
         world.checkpoint.save({"weights": np.zeros(3)}, step + 1)
     world.checkpoint.wait()
     if world.rank == 1:
-        clusters.wait(Path(go).exists, "the others are in their barrier", 60)
+        wait(Path(go).exists, "the others are in their barrier", 60)
         die()
     world.barrier()
     return -1 if saved is None else saved.step
@@ -49,8 +49,8 @@ def fail(die: Callable[[], Any], tmp_path: Path, **settings: Any) -> RankFailed:
 
 def test_of_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def when_the_others_wait() -> None:
-        clusters.wait(lambda: bool(made), "a coordinator")
-        clusters.wait(lambda: doing(made[0]).count("step 2, in barrier") == 2, "both are in their barrier", 60)
+        wait(lambda: bool(made), "a coordinator")
+        wait(lambda: doing(made[0]).count("step 2, in barrier") == 2, "both are in their barrier", 60)
         tmp_path.joinpath("go").touch()
 
     made: list[Coordinator] = []
@@ -111,7 +111,7 @@ def test_of_a_lost_executor_is_without_javas_stack_and_a_new_launch_waits_for_it
             pass
 
     def kill() -> None:
-        clusters.wait(lambda: len(list(tmp_path.glob("rank-*"))) == 2, "both ranks run", 60)
+        wait(lambda: len(list(tmp_path.glob("rank-*"))) == 2, "both ranks run", 60)
         executors()[0].kill()
 
     launch: Callable[..., list[Any]] = lambda function, **more: tr.launch(  # noqa: E731

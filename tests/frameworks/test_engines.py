@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras  # noqa: F401 - it sets variables of the environment
 import numpy as np
 import pytest
 
 import engines
+import settled
 from tritium.ml import TorchModel
+
+settled.keras_on_torch()  # Which is imported once in a process of tests, and sets variables of its environment.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras_settled() -> None:
+    settled.settle_keras()
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -439,9 +439,8 @@ def test_a_pandas_frame_gets_the_columns_that_a_spark_one_gets(spark: Any, kind:
 
 def test_parameters_and_copies() -> None:
     model = regression(batch_size=7)
-    assert (
-        "batch_size: rows that the module is called with at once (default: 1024, current: 7)" in model.explainParams()
-    )
+    assert 'batch_size: rows that the module is called with at once, or "auto"' in model.explainParams()
+    assert "(default: 1024, current: 7)" in model.explainParams()
     copy = model.copy({model.batch_size: 9})
     assert (copy.getOrDefault("batch_size"), model.getOrDefault("batch_size")) == (9, 7)
     assert copy.module() is model.module()

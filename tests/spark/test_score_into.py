@@ -257,14 +257,16 @@ def test_a_table_of_the_catalog(spark: Any, model: TorchModel, place: str, tmp_p
 
 
 def test_a_limit_does_not_score_the_rest(spark: Any, model: TorchModel, place: str, tmp_path: Path) -> None:
-    df = spark.range(0, 200_000, 1, 4).select("id", F.sin("id").alias("a"), F.col("id").cast("int").alias("b"))
+    # The worker goes on with batches that it was sent until Spark ends the task: some more than two on a busy machine.
+    most = 100_000
+    df = spark.range(0, 1_600_000, 1, 4).select("id", F.sin("id").alias("a"), F.col("id").cast("int").alias("b"))
     assert len(model.transform(df).limit(5).collect()) == 5
-    assert scored_rows(place) <= 2 * 10_000
+    assert scored_rows(place) <= most
     model.transform(df).show(5)
-    assert scored_rows(place) <= 2 * 10_000
+    assert scored_rows(place) <= most
     df.write.parquet(f"{tmp_path}/rows")
     model.transform(spark.read.parquet(f"{tmp_path}/rows")).show()
-    assert scored_rows(place) <= 2 * 10_000
+    assert scored_rows(place) <= most
 
 
 @pytest.mark.parametrize("cluster", ["connect"], indirect=True)

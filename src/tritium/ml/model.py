@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.ml import Model as SparkModel
@@ -26,11 +26,13 @@ from tritium.model.table import fields
 from tritium.model.trust import Trust
 from tritium.predict import check as checking
 from tritium.predict.following import Followed, seconds_of
-from tritium.predict.into import Scored
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.shown import call, changed
 from tritium.spark.inside import hadoop
+
+if TYPE_CHECKING:
+    from tritium.predict.into import Scored
 
 M = TypeVar("M", bound="TrainedModel")
 _FOLDER = "model"

@@ -29,7 +29,7 @@ def test_bikes(tmp_path: Path) -> None:
 
 def test_rossmann(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    calls = [("rossmann", ["6", "420", "Hyperparameters(2, learning_rate=0.003, hidden=[32])"])]
+    calls = [("rossmann", ["6", "420", "Hyperparameters(20, learning_rate=0.003, hidden=[32])"])]
     first = place.play(ROOT / "flyte" / "rossmann.py", calls)
     file, error, guess = first.outputs()
     assert "submission.csv" in file

@@ -13,22 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import keras  # noqa: F401 - it sets variables of the environment, as the next, and the third writes a file into TMPDIR
-import lightgbm  # noqa: F401
+import lightgbm  # noqa: F401 - it sets variables of the environment, and onnxruntime writes a file into TMPDIR
 import mlflow
 import numpy as np
 import onnxruntime  # noqa: F401
 import pytest
 
 import engines
+import settled
 import tritium as tr
 import tritium.mlflow
 from tritium.errors import BadRow, ModelError
+
+settled.keras_on_torch()
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:mlflow"),
     pytest.mark.timeout(400),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras_settled() -> None:
+    settled.settle_keras()
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.ml import Transformer
@@ -18,6 +18,7 @@ from tritium.errors import BadData, BadFunction, BadSetting, WrongVersion, maske
 from tritium.hints import suggest
 from tritium.predict.http_calls import Calls
 from tritium.predict.into import AT_ONCE, Scored, Work, score_into
+from tritium.predict.spark import iterating_udf
 from tritium.shown import call
 from tritium.spark import is_connect
 from tritium.spark.python import drivers_python
@@ -83,7 +84,7 @@ def http_transformer(
                    is longer than `max_backoff` ends the row's attempts.
     rate         : requests a second, retries included, of all tasks together; each gets rate / tasks.
     max_requests : requests of a job (a micro-batch), retries included; each task gets max_requests // tasks of them. A
-                   row that comes later has no answer. A task that Spark starts again has its share anew.
+                   row that comes later has no answer. A task that Spark starts again has its share again.
     tasks        : how many tasks call at once, at most: the DataFrame is coalesced to so many partitions. None: as it
                    is; with `rate` or `max_requests` Spark's default parallelism.
 
@@ -240,21 +241,15 @@ class HttpTransformer(Transformer):
 
 
 def _udf(returns: sql.DataType, payload: bytes, df: DataFrame) -> Callable[..., Any]:
-    """Return a Spark function of the rows as structs. It is nondeterministic, or a filter would call it again."""
-    from pyspark.sql.pandas.functions import arrow_udf
-
+    """Return a Spark function of the rows as structs."""
     run = ship.entry("tritium.predict.http_calls:call", payload)
 
     def answers(batches: Any) -> Any:
         return run(batches)
 
-    # Spark infers the kind of UDF from these.
-    answers.__annotations__ = {"batches": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    answers.__module__ = "__main__"  # Hence it is pickled by value: executors may lack Tritium.
     kind = sql.StructType([sql.StructField("value", returns), sql.StructField("error", sql.StringType())])
     with drivers_python(df.sparkSession):
-        make = cast("Callable[..., Any]", arrow_udf)  # Its stubs require the deprecated functionType.
-        return cast("Callable[..., Any]", make(answers, kind).asNondeterministic())
+        return iterating_udf(answers, kind)
 
 
 def _arrow(kind: sql.DataType) -> pa.DataType:

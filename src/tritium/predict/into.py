@@ -75,7 +75,7 @@ def score_into(work: Work, into: str, resume: str | None) -> Scored:
     """Write the rows of `work.df` with predictions into a target, and return what was done.
 
     into   : "parquet:PATH", "delta:PATH", or the name of a table.
-    resume : a directory for the records of finished parts; None: nothing is kept, and another call starts anew.
+    resume : a directory for the records of finished parts; None: none are kept, and another call begins again.
 
     Raises BadSetting for a target, a directory or a DataFrame that can't be used, or another scoring's directory;
     DataChanged where a finished part's rows are others now and `changed="refuse"`; ScoringFailed when a part fails.

@@ -274,19 +274,30 @@ def _udf(target: str, kind: pa.DataType, columns: int, payload: bytes, sent: Any
     target  : the function that workers call, "module:function".
     columns : the number of its arguments.
     """
-    from pyspark.sql.pandas.functions import arrow_udf
-
     run = ship.entry(target, payload)
 
     def predict(batches: Any) -> Any:  # Not `run` itself, so that Spark finds the broadcast in the closure.
         return run(sent, batches)
 
+    return iterating_udf(predict, _sql_type(kind), columns)
+
+
+def iterating_udf(call: Callable[[Any], Any], kind: Any, columns: int = 1) -> Callable[..., Column]:
+    """Return a Spark function of so many columns that `call` computes from an iterator of their Arrow arrays.
+
+    call : gets the arrays of a batch, or tuples of them where there are several columns. It is changed.
+    kind : Spark's type of the results.
+
+    It is nondeterministic, or a filter on its result would have it computed again.
+    """
+    from pyspark.sql.pandas.functions import arrow_udf
+
     array_type: Any = pa.Array if columns == 1 else tuple[pa.Array, ...]
     # Spark infers the type of the UDF from these.
-    predict.__annotations__ = {"batches": Iterator[array_type], "return": Iterator[pa.Array]}
-    predict.__module__ = "__main__"  # Hence it is pickled by value: executors may lack Tritium.
+    call.__annotations__ = {"batches": Iterator[array_type], "return": Iterator[pa.Array]}
+    call.__module__ = "__main__"  # Hence it is pickled by value: executors may lack Tritium.
     make = cast("Callable[..., Any]", arrow_udf)  # Its stubs require the deprecated functionType.
-    return cast("Callable[..., Column]", make(predict, _sql_type(kind)).asNondeterministic())
+    return cast("Callable[..., Column]", make(call, kind).asNondeterministic())
 
 
 def _sql_type(kind: pa.DataType) -> Any:

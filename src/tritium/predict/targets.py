@@ -184,7 +184,7 @@ class DeltaTarget(Target):
         return not self._is_new()  # Whoever deletes rows of a table means it.
 
     def remove(self, parts: Sequence[Part]) -> None:
-        """Write the table anew without these parts' files, in one transaction: Delta can't delete by file."""
+        """Write the table again without these parts' files, in one transaction: Delta can't delete by file."""
         files = [file for part in parts for file in self._files(part.output["mark"])]
         if files:
             from pyspark.sql import functions as F

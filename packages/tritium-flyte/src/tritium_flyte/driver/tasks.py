@@ -182,7 +182,7 @@ class SparkTask(PysparkFunctionTask):  # type: ignore[misc]
         return data
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function, with a report that is written anew while it runs, and raise errors in Flyte's terms."""
+        """Run the function, with a report that is written again while it runs, and raise errors in Flyte's terms."""
         attempt, page = copy.copy(self), Page()
         attempt._resources = ExitStack()
         if isinstance(self.plugin_config, Gang):

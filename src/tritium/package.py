@@ -43,6 +43,7 @@ _ON_THE_DRIVER = (
     "tritium/predict/ledger.py",
     "tritium/predict/targets.py",
     "tritium/spark/inside/partitions.py",
+    "tritium/ui",
     "tritium_flyte/driver",
 )
 """Folders and files that no executor needs, and nothing imports that executors do."""

@@ -27,6 +27,7 @@ LAYERS = (
     "",
     "integration",
     "cli",
+    "ui",
     "compat",
     "flyte mlflow",
     "ml",

@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, new, run, demo, report, clean, serve (driver)."""
+"""The `tritium` command: doctor, new, run, demo, report, ui, clean, serve (driver)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tritium.cli.clean import clean
 from tritium.cli.new import new
 from tritium.cli.run import run
 from tritium.cli.serve import serve
+from tritium.cli.ui import ui
 from tritium.errors import TritiumError
 from tritium.spark import python as worker_python
 
@@ -82,6 +83,7 @@ main.add_command(clean)
 main.add_command(new)
 main.add_command(run)
 main.add_command(serve)
+main.add_command(ui)
 
 
 @main.command()

@@ -39,7 +39,7 @@ PICKLED_BYTES = 1 << 22
 _PERHAPS = re.compile(r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)", re.I)
 _SPEAKERS = ("torch", "jax", "jaxlib", "tensorflow", "keras", "horovod", "mpi4py", "lightgbm", "xgboost")
 
-_ADVICE = {
+ADVICE = {
     "stalled": "If this is how long the work takes: raise stall_timeout, call tritium.world().log() now and then, or "
     'say on_stall="report".',
     "returned": "Every rank must make the same collective calls: let all take as many steps (an epoch of "
@@ -222,7 +222,7 @@ class Failure(FailureFacts):
         lines = [self.text[0].upper() + self.text[1:]]
         if run_dir and self.how == "stalled":
             lines += ["", f"The whole stacks of every rank: {run_dir}/stacks"]
-        lines += ["", _ADVICE[self.how]]
+        lines += ["", ADVICE[self.how]]
         facts: dict[str, Any] = {
             "traceback": self.traceback,
             "log": list(self.log),

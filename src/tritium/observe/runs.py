@@ -95,7 +95,7 @@ def _read(path: Path) -> KeptRun | None:
         return None
     if facts.get("run") != path.name or started.tzinfo is None:  # Someone else has named it.
         return None
-    ended = _json(path / "report.json").get("run") == path.name or _is_gone(facts)
+    ended = _json(path / "report.json").get("run") == path.name or is_gone(facts)
     return KeptRun(path, started, ended)
 
 
@@ -107,7 +107,7 @@ def _json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _is_gone(facts: dict[str, Any]) -> bool:
+def is_gone(facts: dict[str, Any]) -> bool:
     """Tell whether the process that made the run was one of this machine, and is there no more."""
     pid = facts.get("pid")
     if facts.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:

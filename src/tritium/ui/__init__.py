@@ -1,0 +1,1 @@
+"""The page over run directories, `tritium ui` (driver). Nothing here is sent to executors."""

@@ -19,12 +19,14 @@ from typing import Any
 import click
 import fsspec  # type: ignore[import-untyped]
 
+from tritium import events
 from tritium.cli.clean import clean
 from tritium.cli.new import new
 from tritium.cli.run import run
 from tritium.cli.serve import serve
 from tritium.cli.ui import ui
 from tritium.errors import TritiumError
+from tritium.observe.page import RunPage
 from tritium.spark import python as worker_python
 
 _JAVA = (
@@ -126,7 +128,8 @@ def demo(data: str | None) -> None:
 
 @main.command()
 @click.argument("run_dir")
-def report(run_dir: str) -> None:
+@click.option("--html", is_flag=True, help="Print the page instead, as the end of a run writes it to report.html.")
+def report(run_dir: str, html: bool) -> None:
     """Print the report of the run in RUN_DIR: a path, or any URL that fsspec supports."""
     place = f"{run_dir.rstrip('/')}/report.json"
     try:
@@ -134,6 +137,9 @@ def report(run_dir: str) -> None:
             content = json.load(file)
     except FileNotFoundError:
         raise click.ClickException(f"There is no {place}: it is written when a run has ended.") from None
+    if html:
+        click.echo(_page(run_dir, content), nl=False)
+        return
     how = "ended well" if content["ok"] else "failed"
     click.echo(f"run {content['run']} {how} after {content['seconds']} s, started {content['started']}")
     until = ", ".join(f"{what} after {seconds} s" for what, seconds in content["seconds_until"].items())
@@ -155,6 +161,15 @@ def report(run_dir: str) -> None:
         who = "it" if failure["rank"] is None else f"rank {failure['rank']}"
         click.echo(f"{who} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
         click.echo(failure["traceback"].rstrip())
+
+
+def _page(run_dir: str, report: dict[str, Any]) -> str:
+    page = RunPage()
+    with fsspec.open(f"{run_dir.rstrip('/')}/events.jsonl", "rb") as lines:
+        for event in map(events.read, lines):
+            if event.run == report["run"]:
+                page.add(event)
+    return page.document(report)
 
 
 def _sections(trace: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from tritium.events import (
     RunEnded,
     StepsTraced,
 )
-from tritium.observe.run_directory import versions, without_secrets
+from tritium.observe.run_directory import command, versions, without_secrets
 from tritium.observe.verdict import verdict
 
 _COUNTS = ("used", "padded", "dropped", "repeated")
@@ -46,6 +46,7 @@ class Report:
             "ok": False,
             "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "seconds": None,
+            "command": command(),
             "settings": without_secrets(settings),
             "versions": versions(),
             "fingerprint": {},
@@ -54,6 +55,7 @@ class Report:
             "notes": [],
             "retries": [],
             "failure": None,
+            "error": None,
         }
 
     def event(self, event: Event) -> None:
@@ -73,6 +75,7 @@ class Report:
                         trace=True its `Trace.report()`.
         fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.
         checkpoint    : the newest that was saved.
+        error         : the text of the error that the caller got; None after a success.
         verdict       : with trace=True, a sentence on the part that the steps wait for.
         """
         with self._lock:
@@ -154,9 +157,13 @@ class Report:
         self._report["failure"] = None
         self._forget_attempt()
 
-    def failed_by(self, **failure: Any) -> None:
-        """Record a failure that is no rank's (of the source, the session, a disk): its `rank` is None."""
+    def failed_by(self, error: str, **failure: Any) -> None:
+        """Record the text of the error that ended the run.
+
+        failure : the facts of one that is no rank's (of the source, the session, a disk): its `rank` is None.
+        """
         with self._lock:
+            self._report["error"] = error
             self._report["failure"] = self._report["failure"] or failure
 
     def _on_failed(self, event: GangFailed) -> None:

@@ -5,6 +5,7 @@
                     events.jsonl       one event a line, in the JSON form of tritium.events
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
                     report.json        written when the run has ended: see report.py
+                    report.html        the same for people: see page.py
                     …                  files that ranks stored
 
 A number that JSON does not have is written as the string "NaN", "Infinity" or "-Infinity".
@@ -18,9 +19,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
+import shlex
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -36,6 +40,7 @@ from tritium.file_system import Permissions
 from tritium.observe.stored import Piece, StoredFiles
 
 RUN_FILE = "run.json"
+_SECRET_OPTION = re.compile(r"(-[\w-]*(?:password|passwd|token|secret|key)[\w-]*[= ])('[^']*'|\S+)", re.I)
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
 
@@ -167,16 +172,19 @@ class RunLog:
         with self._lock:
             self._stored.discard()
 
-    def report(self, report: Mapping[str, Any]) -> None:
-        """Write report.json, whole or not at all."""
-        text = masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n"
+    def report(self, report: Mapping[str, Any], page: str) -> None:
+        """Write report.json, and `page` as report.html, each whole or not at all."""
+        self._replace("report.json", masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n")
+        self._replace("report.html", masked(page))
+
+    def _replace(self, name: str, text: str) -> None:
         with self._lock:
             try:
-                part = self._folder / "report.json.part"
+                part = self._folder / f"{name}.part"
                 self._write(part, text)
-                part.replace(self._folder / "report.json")
+                part.replace(self._folder / name)
             except OSError as error:
-                self.problem = self.problem or f"report.json could not be written: {error}"
+                self.problem = self.problem or f"{name} could not be written: {error}"
 
     def close(self) -> None:
         """Write pending lines, and remove incomplete stored files. Later events are ignored."""
@@ -238,6 +246,16 @@ def _names_in(files: Any, folder: str) -> list[str]:
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without the values of environment variables, which are often secrets."""
     return {key: sorted(value) if key == "env" else value for key, value in settings.items()}
+
+
+def command() -> str | None:
+    """Return the command of this process; None at a prompt and in a notebook.
+
+    Without the passwords of URLs, and the values of options that name a secret (`--api-key=***`).
+    """
+    if not hasattr(sys.modules["__main__"], "__file__"):
+        return None
+    return masked(_SECRET_OPTION.sub(r"\1***", shlex.join(sys.orig_argv)))
 
 
 def versions() -> dict[str, str]:

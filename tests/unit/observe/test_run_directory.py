@@ -115,7 +115,7 @@ class TestEvents:
         tmp_path.joinpath("events.jsonl").symlink_to("/dev/full")
         log = RunLog(str(tmp_path), {})
         log.event(Logged(rank=0))
-        log.report({"ok": True})
+        log.report({"ok": True}, "<p>a page</p>")
         log.close()
         assert log.problem is not None
         assert log.problem.startswith("events.jsonl could not be written any further: [Errno 28]")
@@ -315,13 +315,14 @@ class TestARemoteDirectory:
             log.output(0, f"hello {number}\n")
             give(log, "weights/w.bin", b"12", b"34")
             give(log, "half.bin", b"12", b"34", last=False)
-            log.report({"ok": True})
+            log.report({"ok": True}, "<p>a page</p>")
             log.close()
             assert log.problem is None
         found = {name: files.cat(name) for name in files.find("/bucket/run")}
         assert sorted(found) == [
             "/bucket/run/events.jsonl",
             "/bucket/run/logs/rank-0.log",
+            "/bucket/run/report.html",
             "/bucket/run/report.json",
             "/bucket/run/run.json",
             "/bucket/run/weights/w.bin",
@@ -448,7 +449,8 @@ class TestReport:
 
     def test_is_written_whole(self, tmp_path: Path) -> None:
         log = RunLog(str(tmp_path), {})
-        log.report({"loss": float("inf"), "ranks": np.arange(2)})
+        log.report({"loss": float("inf"), "ranks": np.arange(2)}, "<p>a page</p>")
         log.close()
         assert json.loads(tmp_path.joinpath("report.json").read_text()) == {"loss": "Infinity", "ranks": [0, 1]}
-        assert not tmp_path.joinpath("report.json.part").exists()
+        assert tmp_path.joinpath("report.html").read_text() == "<p>a page</p>"
+        assert not list(tmp_path.glob("*.part"))

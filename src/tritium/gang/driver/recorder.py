@@ -28,6 +28,7 @@ from tritium.frameworks import find, to_json
 from tritium.gang.failure import Failure
 from tritium.gang.limits import TEXT_BYTES
 from tritium.gang.settings import Gang
+from tritium.observe.page import RunPage
 from tritium.observe.progress import Progress
 from tritium.observe.report import Report
 from tritium.observe.run_directory import RunLog
@@ -57,6 +58,7 @@ class Recorder:
         self._settings = settings
         self._gang = gang
         self._report = Report(run_id, run_dir, settings)
+        self._page = RunPage()
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
@@ -115,6 +117,7 @@ class Recorder:
             event = replace(event, text=masked(event.text))
         self.stream.add(log.event(event))
         self._report.event(event)
+        self._page.add(event)
         progress.event(event)
 
     def output(self, rank: int, text: str) -> None:
@@ -166,12 +169,12 @@ class Recorder:
             told = Failure.of(problem, -1)
             texts = {"text": told.text, "traceback": "" if told.how == "error" else told.traceback}
             cut = {name: masked(clip(text, TEXT_BYTES)) for name, text in texts.items()}
-            self._report.failed_by(rank=None, how=told.how, type=told.type, **cut)
+            self._report.failed_by(f"{told.type}: {cut['text']}", rank=None, how=told.how, type=told.type, **cut)
         self.event(RunEnded(ok=problem is None, seconds=round(time.monotonic() - self._started, 3)))
         log, progress = self._opened
         progress.close()
         report = self._report.build()
-        log.report(report)
+        log.report(report, self._page.document(report))
         log.close()
         if log.problem is not None:
             self.problems.append(f"The run directory is not complete: {log.problem}")

@@ -22,12 +22,12 @@ from flyteplugins.spark.task import PysparkFunctionTask
 
 import tritium as tr
 from tritium.errors import BadSetting, TritiumError, TritiumWarning
+from tritium.integration.page import Page
 from tritium_flyte import on_rank
 from tritium_flyte.driver import memory
 from tritium_flyte.driver.context import SESSION, run_dir, session
 from tritium_flyte.driver.models import SavedModel
 from tritium_flyte.driver.outcomes import in_flytes_terms
-from tritium_flyte.driver.report import Page
 from tritium_flyte.driver.sessions import local
 from tritium_flyte.tables import Table
 

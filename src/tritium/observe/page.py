@@ -1,0 +1,241 @@
+"""A page about one run, report.html: what happened, curves, ranks, where the time went (driver).
+
+The page is one file of HTML and SVG, without scripts, and loads nothing. Everything that a rank has written is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tritium.events import (
+    CheckpointLoaded,
+    CheckpointSaved,
+    Event,
+    GangFailed,
+    GangFormed,
+    GangRetried,
+    GangStalled,
+    GangStarted,
+    Logged,
+    ModelVersion,
+    NonFatalError,
+    Note,
+    RunEnded,
+    Waiting,
+)
+
+_LINES = 200
+"""The lines on what happened that are shown, the newest ones."""
+_POINTS = 400
+"""The most points of a curve that are kept: beyond twice as many, every other one is dropped."""
+_CHARTS = 8
+"""The most charts: one of all losses, and one of each further number."""
+_WIDTH, _HEIGHT, _MARGIN = 640, 180, 16
+_COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+th, td { text-align: left; vertical-align: top; padding: .1rem .8rem .1rem 0; white-space: pre-wrap }
+pre { overflow-x: auto; border-left: .2rem solid #d62728; padding-left: .6rem }
+svg { font: 11px system-ui, sans-serif; max-width: 100%; height: auto; fill: currentColor }
+"""
+
+
+class RunPage:
+    """What the page shows beside the report: curves of what rank 0 logged, and lines on what happened.
+
+    Takes bounded memory, however long the run is. Methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: deque[tuple[str, str, str]] = deque(maxlen=_LINES)
+        self._curves: dict[str, list[tuple[float, float]]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take the next event of the run."""
+        with self._lock:
+            if isinstance(event, Logged) and event.rank == 0:
+                self._log(event)
+            if (text := line(event)) is not None:
+                self._lines.append((event.time, event.kind, text))
+
+    def body(self, report: Mapping[str, Any]) -> str:
+        """Return the page's HTML without the frame around it.
+
+        report : the content of report.json, whole or so far.
+        """
+        with self._lock:
+            charts, lines = "".join(self._charts()), list(reversed(self._lines))
+        parts = (
+            _heading(report),
+            charts,
+            _ranks(report["ranks"]),
+            _times(report),
+            _section("Retries", _table(("number", "from step", "reason"), _retries(report["retries"]))),
+            _section("Events, the newest first", _table(("time", "kind", ""), lines)),
+            _section("Settings and versions", _table(("", ""), _settings(report))),
+        )
+        return "".join(parts)
+
+    def document(self, report: Mapping[str, Any]) -> str:
+        """Return the page as a whole file of HTML; see `body`."""
+        title = f"Run {report['run']}"
+        return (
+            f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{_text(title)}</title>"
+            f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style>"
+            f"<body>{self.body(report)}</body></html>\n"
+        )
+
+    def _log(self, event: Logged) -> None:
+        for name, value in (event.values or {}).items():
+            if isinstance(value, str):  # It is not finite.
+                continue
+            curve = self._curves.setdefault(name, [])
+            step = event.step if event.step is not None else event.epoch if event.epoch is not None else len(curve)
+            curve.append((float(step), float(value)))
+            if len(curve) > 2 * _POINTS:
+                del curve[1:-1:2]
+
+    def _charts(self) -> Iterable[str]:
+        losses = {name: curve for name, curve in self._curves.items() if "loss" in name}
+        others = [{name: curve} for name, curve in self._curves.items() if name not in losses]
+        for curves in [losses, *others][:_CHARTS]:
+            if curves:
+                yield _chart(curves)
+
+
+def line(event: Event) -> str | None:
+    """Return a line on what happened; None for an event that only counts."""
+    if isinstance(event, (Note, Waiting, GangStalled)):
+        return event.text
+    if isinstance(event, GangStarted):
+        return f"{event.ranks} ranks"
+    if isinstance(event, GangFormed):
+        return ", ".join(f"rank {peer['rank']} on {peer['host']}" for peer in event.peers)
+    if isinstance(event, CheckpointSaved):
+        return f"step {event.step}, {event.bytes:,} bytes in {event.seconds:.1f} s, {event.path}"
+    if isinstance(event, CheckpointLoaded):
+        return f"from step {event.step}, {event.path}"
+    if isinstance(event, GangRetried):
+        return f"retry {event.number} of {event.of}, from {event.start or 'the beginning'}: {event.reason}"
+    if isinstance(event, GangFailed):
+        where = f"rank {event.rank} on {event.host} (pid {event.pid})"
+        return f"{where}: {event.signal or event.type or event.how} {event.text}\n{event.traceback}".rstrip()
+    if isinstance(event, NonFatalError):
+        return event.headline()
+    if isinstance(event, ModelVersion):
+        return f"version {event.version} of {event.path}" + (f" is refused: {event.refused}" if event.refused else "")
+    if isinstance(event, RunEnded):
+        return f"{'succeeded' if event.ok else 'failed'} after {event.seconds:.1f} s"
+    return None
+
+
+def _heading(report: Mapping[str, Any]) -> str:
+    ranks = len(report["ranks"])
+    size = f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "no rank was ever there"
+    if report["seconds"] is None:
+        return f"<h2>Run {_text(report['run'])}: {size}, since {_text(report['started'])}</h2>"
+    ended = f"{'succeeded' if report['ok'] else 'failed'} after {report['seconds']:.1f} s"
+    parts = [f"<h2>Run {_text(report['run'])} {ended}: {size}</h2>"]
+    if not report["ok"]:
+        parts.append(f"<pre>{_text(report.get('error') or _failure(report['failure']))}</pre>")
+    if saved := report.get("checkpoint"):
+        parts.append(f"<p>Newest checkpoint: step {saved['step']:,}, {_text(saved['path'])}</p>")
+    return "".join(parts)
+
+
+def _failure(failure: Mapping[str, Any] | None) -> str:
+    """Return what is known where a report of an earlier version does not have the error's own text."""
+    if failure is None:
+        return "The report does not say why."
+    who = "it" if failure["rank"] is None else f"rank {failure['rank']}"
+    return f"{who} failed ({failure['how']}): {failure['type']} {failure['text']}\n\n{failure['traceback']}"
+
+
+def _ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for facts in ranks:
+        row = {name: value for name, value in facts.items() if name not in ("shards", "logged", "trace")}
+        for shard, counts in facts.get("shards", {}).items():
+            row |= {f"{shard}: {name}": f"{value:,}" for name, value in counts.items()}
+        rows.append(row | {f"last {name}": value for name, value in facts.get("logged", {}).items()})
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return _section("Ranks", _table(columns, [[row.get(name, "") for name in columns] for row in rows]))
+
+
+def _times(report: Mapping[str, Any]) -> str:
+    """Return bars of the run's phases, and of the sections of each rank's steps where they were traced."""
+    phases, before = {}, 0.0
+    until = [*report["seconds_until"].items(), *([("end", report["seconds"])] if report["seconds"] else [])]
+    for name, seconds in sorted(until, key=lambda item: item[1]):
+        phases[f"until {name.replace('_', ' ')}"] = seconds - before
+        before = seconds
+    bars = [("the run", phases)] if phases else []
+    bars += [(f"rank {facts['rank']}", facts["trace"]["seconds"]) for facts in report["ranks"] if "trace" in facts]
+    verdict = f"<p>{_text(report['verdict'])}</p>" if report.get("verdict") else ""
+    return _section("Where the time went", verdict + "".join(_bar(name, parts) for name, parts in bars))
+
+
+def _bar(name: str, seconds: Mapping[str, float]) -> str:
+    whole = sum(seconds.values()) or 1.0
+    parts, legend, left = [], [], 0.0
+    for number, (section, value) in enumerate(seconds.items()):
+        color, share = _COLORS[number % len(_COLORS)], value / whole
+        width = share * _WIDTH
+        parts.append(f"<rect x='{left:.1f}' width='{width:.1f}' height='{_MARGIN}' fill='{color}'/>")
+        legend.append(f"<span style='color:{color}'>■</span> {_text(section)} {value:.1f} s ({share:.0%})")
+        left += width
+    box = f"<svg viewBox='0 0 {_WIDTH} {_MARGIN}' width='{_WIDTH}'>{''.join(parts)}</svg>"
+    return f"<p>{_text(name)}<br>{box}<br>{', '.join(legend)}</p>"
+
+
+def _chart(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    points = [point for curve in curves.values() for point in curve]
+    (first, last), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    right = _WIDTH / ((last - first) or 1)
+    up = (_HEIGHT - 2 * _MARGIN) / ((high - low) or 1)
+    parts = [
+        f"<text x='0' y='12'>{high:.4g}</text><text x='0' y='{_HEIGHT - _MARGIN - 2}'>{low:.4g}</text>",
+        f"<text x='0' y='{_HEIGHT - 2}'>{first:,.0f}</text>",
+        f"<text x='{_WIDTH}' y='{_HEIGHT - 2}' text-anchor='end'>step {last:,.0f}</text>",
+    ]
+    for number, (name, curve) in enumerate(curves.items()):
+        color = _COLORS[number % len(_COLORS)]
+        places = [(right * (x - first), _HEIGHT - _MARGIN - up * (y - low)) for x, y in curve]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='1.5'/>")
+        parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='{color}'/>" for x, y in places if len(places) < 30]
+        height = 12 + 14 * number
+        parts.append(f"<text x='{_WIDTH}' y='{height}' text-anchor='end' fill='{color}'>{_text(name)}</text>")
+    return f"<p><svg viewBox='0 -2 {_WIDTH} {_HEIGHT}' width='{_WIDTH}'>{''.join(parts)}</svg></p>"
+
+
+def _retries(retries: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(f"{r['number']} of {r['of']}", r.get("start") or "the beginning", r["reason"]) for r in retries]
+
+
+def _settings(report: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    command = [("command", report["command"])] if report.get("command") else []
+    return [("run directory", report["run_dir"]), *command, *report["settings"].items(), *report["versions"].items()]
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h3>{_text(title)}</h3>{content}" if content else ""
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{_text(name)}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(f"<td>{_text(value)}</td>" for value in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _text(value: Any) -> str:
+    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -85,12 +85,13 @@ class RunPage:
 
     def document(self, report: Mapping[str, Any]) -> str:
         """Return the page as a whole file of HTML; see `body`."""
-        title = f"Run {report['run']}"
-        return (
-            f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{_text(title)}</title>"
-            f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style>"
-            f"<body>{self.body(report)}</body></html>\n"
+        head = (
+            _tag("meta", charset="utf-8"),
+            _tag("meta", name="viewport", content="width=device-width"),
+            _tag("title", f"Run {_text(report['run'])}"),
+            _tag("style", _STYLE),
         )
+        return f"<!doctype html>{_tag('html', ''.join(head) + _tag('body', self.body(report)), lang='en')}\n"
 
     def _log(self, event: Logged) -> None:
         for name, value in (event.values or {}).items():
@@ -188,11 +189,10 @@ def _bar(name: str, seconds: Mapping[str, float]) -> str:
     for number, (section, value) in enumerate(seconds.items()):
         color, share = _COLORS[number % len(_COLORS)], value / whole
         width = share * _WIDTH
-        parts.append(f"<rect x='{left:.1f}' width='{width:.1f}' height='{_MARGIN}' fill='{color}'/>")
-        legend.append(f"<span style='color:{color}'>■</span> {_text(section)} {value:.1f} s ({share:.0%})")
+        parts.append(_tag("rect", x=left, width=width, height=_MARGIN, fill=color))
+        legend.append(f"{_tag('span', '■', style=f'color:{color}')} {_text(section)} {value:.1f} s ({share:.0%})")
         left += width
-    box = f"<svg viewBox='0 0 {_WIDTH} {_MARGIN}' width='{_WIDTH}'>{''.join(parts)}</svg>"
-    return f"<p>{_text(name)}<br>{box}<br>{', '.join(legend)}</p>"
+    return f"<p>{_text(name)}<br>{_drawing(_MARGIN, parts)}<br>{', '.join(legend)}</p>"
 
 
 def _chart(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
@@ -201,19 +201,32 @@ def _chart(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     right = _WIDTH / ((last - first) or 1)
     up = (_HEIGHT - 2 * _MARGIN) / ((high - low) or 1)
     parts = [
-        f"<text x='0' y='12'>{high:.4g}</text><text x='0' y='{_HEIGHT - _MARGIN - 2}'>{low:.4g}</text>",
-        f"<text x='0' y='{_HEIGHT - 2}'>{first:,.0f}</text>",
-        f"<text x='{_WIDTH}' y='{_HEIGHT - 2}' text-anchor='end'>step {last:,.0f}</text>",
+        _tag("text", f"{high:.4g}", x=0, y=12),
+        _tag("text", f"{low:.4g}", x=0, y=_HEIGHT - _MARGIN - 2),
+        _tag("text", f"{first:,.0f}", x=0, y=_HEIGHT - 2),
+        _tag("text", f"step {last:,.0f}", x=_WIDTH, y=_HEIGHT - 2, text_anchor="end"),
     ]
     for number, (name, curve) in enumerate(curves.items()):
         color = _COLORS[number % len(_COLORS)]
         places = [(right * (x - first), _HEIGHT - _MARGIN - up * (y - low)) for x, y in curve]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='1.5'/>")
-        parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='{color}'/>" for x, y in places if len(places) < 30]
-        height = 12 + 14 * number
-        parts.append(f"<text x='{_WIDTH}' y='{height}' text-anchor='end' fill='{color}'>{_text(name)}</text>")
-    return f"<p><svg viewBox='0 -2 {_WIDTH} {_HEIGHT}' width='{_WIDTH}'>{''.join(parts)}</svg></p>"
+        parts.append(_tag("polyline", points=path, fill="none", stroke=color, stroke_width=1.5))
+        parts += [_tag("circle", cx=x, cy=y, r=2, fill=color) for x, y in places if len(places) < 30]
+        parts.append(_tag("text", _text(name), x=_WIDTH, y=12 + 14 * number, text_anchor="end", fill=color))
+    return f"<p>{_drawing(_HEIGHT, parts)}</p>"
+
+
+def _drawing(height: int, parts: Sequence[str]) -> str:
+    return _tag("svg", "".join(parts), viewBox=f"0 -2 {_WIDTH} {height + 2}", width=_WIDTH)
+
+
+def _tag(element: str, inner: str = "", /, **attributes: float | str) -> str:
+    """Return an element with this HTML within it; `text_anchor` is the attribute `text-anchor`."""
+    opened = [element]
+    for key, value in attributes.items():
+        text = f"{value:.1f}" if isinstance(value, float) else value
+        opened.append(f"{key.replace('_', '-')}='{text}'")
+    return f"<{' '.join(opened)}>" + (f"{inner}</{element}>" if element != "meta" else "")
 
 
 def _retries(retries: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:

@@ -8,13 +8,13 @@ from tritium.events import Event, RunOpened
 from tritium.observe.page import RunPage
 from tritium.observe.report import Report
 
-__all__ = ["Page"]
+__all__ = ["RunsPage"]
 
 
-class Page:
+class RunsPage:
     """The page of all runs whose events come, as HTML without a frame; its charts are SVG, and it has no scripts.
 
-        page = Page()
+        page = RunsPage()
         with tr.listen(page.add):
             ...
 

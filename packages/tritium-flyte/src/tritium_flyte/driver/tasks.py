@@ -22,7 +22,7 @@ from flyteplugins.spark.task import PysparkFunctionTask
 
 import tritium as tr
 from tritium.errors import BadSetting, TritiumError, TritiumWarning
-from tritium.integration.page import Page
+from tritium.integration.page import RunsPage
 from tritium_flyte import on_rank
 from tritium_flyte.driver import memory
 from tritium_flyte.driver.context import SESSION, run_dir, session
@@ -183,7 +183,7 @@ class SparkTask(PysparkFunctionTask):  # type: ignore[misc]
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, with a report that is written again while it runs, and raise errors in Flyte's terms."""
-        attempt, page = copy.copy(self), Page()
+        attempt, page = copy.copy(self), RunsPage()
         attempt._resources = ExitStack()
         if isinstance(self.plugin_config, Gang):
             attempt.func = functools.partial(_on_gang, self.func, self.plugin_config.gang)
@@ -252,13 +252,13 @@ def _oom_count() -> memory.Count:
     return memory.Count(f"{run_dir()}.oom")
 
 
-async def _keep_showing(page: Page) -> None:
+async def _keep_showing(page: RunsPage) -> None:
     while True:
         await asyncio.sleep(REPORT_SECONDS)
         await _show(page)
 
 
-async def _show(page: Page) -> None:
+async def _show(page: RunsPage) -> None:
     """Write the report, where there is something new. That it can't be written does not fail the task."""
     if (text := page.taken()) is None:
         return

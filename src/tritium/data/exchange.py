@@ -23,7 +23,7 @@ from tritium.data.plan import plan
 from tritium.data.schema import DENSE_BYTES, Data, Field, Shapes, as_data
 from tritium.data.types import IMAGE_SIZE, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
-from tritium.spark.inside import end_of_stream, jvm_bytes
+from tritium.spark.inside import end_of_stream, jvm_bytes, older
 from tritium.spark.inside.jvm_bytes import as_bytes
 from tritium.spark.inside.unsafe import SQL_TYPES
 
@@ -79,7 +79,8 @@ class Exchange:
         partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
         home = ["_home"] if self._goes_together else []
-        dealt = self.numbered(rows).repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
+        rank = F.coalesce(F.col("_anchor"), *home, rank)
+        dealt = older.dealt(self.numbered(rows), self.ranks, rank).drop("_home")
         dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
         if not self._has_arrays or self.as_arrays is not None:
             return dealt

@@ -18,13 +18,13 @@ from tritium.errors import BadData, BadFunction, BadSetting, WrongVersion, maske
 from tritium.hints import suggest
 from tritium.predict.http_calls import Calls
 from tritium.predict.into import AT_ONCE, Scored, Work, score_into
-from tritium.predict.spark import iterating_udf
+from tritium.predict.spark import computed
 from tritium.shown import call
 from tritium.spark import is_connect
 from tritium.spark.python import drivers_python
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _ARROW: dict[type[sql.DataType], pa.DataType] = {
     sql.StringType: pa.string(),
@@ -202,9 +202,8 @@ class HttpTransformer(Transformer):
         returns = sql.DataType.fromDDL(self._returns) if isinstance(self._returns, str) else self._returns
         tasks = self._task_count(dataset)
         frame = dataset if tasks is None else dataset.coalesce(tasks)
-        answered = _udf(returns, self._payload(returns, tasks), dataset)(
-            F.struct(*(spark_column(dataset.schema, name).alias(name) for name in inputs))
-        )
+        row = F.struct(*(spark_column(dataset.schema, name).alias(name) for name in inputs))
+        answered = _answered(dataset, row, returns, self._payload(returns, tasks))
         whole = f"_tritium_{uuid.uuid4().hex}"
         columns = dict(zip(names, (F.col(whole).getField("value"), F.col(whole).getField("error")), strict=False))
         return frame.withColumn(whole, answered).withColumns(columns).drop(whole)
@@ -240,8 +239,8 @@ class HttpTransformer(Transformer):
             ) from error
 
 
-def _udf(returns: sql.DataType, payload: bytes, df: DataFrame) -> Callable[..., Any]:
-    """Return a Spark function of the rows as structs."""
+def _answered(df: DataFrame, row: Column, returns: sql.DataType, payload: bytes) -> Column:
+    """Return the column of the answers to each `row`, a struct of columns of `df`."""
     run = ship.entry("tritium.predict.http_calls:call", payload)
 
     def answers(batches: Any) -> Any:
@@ -249,7 +248,7 @@ def _udf(returns: sql.DataType, payload: bytes, df: DataFrame) -> Callable[..., 
 
     kind = sql.StructType([sql.StructField("value", returns), sql.StructField("error", sql.StringType())])
     with drivers_python(df.sparkSession):
-        return iterating_udf(answers, kind)
+        return computed(df, answers, kind, [row])
 
 
 def _arrow(kind: sql.DataType) -> pa.DataType:

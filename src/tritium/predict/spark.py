@@ -30,7 +30,7 @@ from tritium.model.table import fields, mismatch
 from tritium.predict import weights
 from tritium.predict.following import Followed, Following
 from tritium.predict.worker import result_type, with_errors
-from tritium.spark.inside import jvm_bytes
+from tritium.spark.inside import jvm_bytes, older
 from tritium.spark.inside.as_rows import as_rows
 from tritium.spark.inside.hangs import refuse_hanging
 from tritium.spark.inside.jvm_bytes import as_bytes_or_array
@@ -111,7 +111,7 @@ def score(
     kind = with_errors(kind) if errors else kind
     with drivers_python(df.sparkSession):
         if following is None and not metrics:
-            predicted = _udf("tritium.predict.worker:score", kind, len(columns), pickle.dumps(plan), sent)(*columns)
+            predicted = _predicted(df, "tritium.predict.worker:score", kind, columns, pickle.dumps(plan), sent)
         else:
             df, extra = _with_facts(df, following, metrics, kind, columns, plan, sent)
             predicted = F.col(extra).getField("result")
@@ -176,9 +176,9 @@ def _with_facts(
         parts.append(("version", pa.int64()))
     if metrics:
         parts += [("milliseconds", pa.float64()), ("beside", pa.int64())]
-    scored = _udf("tritium.predict.followed:score", pa.struct(parts), len(columns), pickle.dumps(facts), sent)
     name = f"_tritium_{uuid.uuid4().hex}"
-    df = df.withColumn(name, scored(*columns))
+    target = "tritium.predict.followed:score"
+    df = df.withColumn(name, _predicted(df, target, pa.struct(parts), columns, pickle.dumps(facts), sent))
     if metrics:
         took, beside = (F.col(name).getField(field) for field in ("milliseconds", "beside"))
         rate = (F.count(F.lit(1)) * 1000 / F.sum(took / beside)).alias("model_rows_per_second")
@@ -268,36 +268,40 @@ def _plan(model: Model, parts: Parts, weights_name: str) -> dict[str, Any]:
     return {**plan, "code": code, "content": content}
 
 
-def _udf(target: str, kind: pa.DataType, columns: int, payload: bytes, sent: Any) -> Callable[..., Column]:
-    """Return a Spark function with results of this type, computed once, not again for a filter on its result.
+def _predicted(
+    df: DataFrame, target: str, kind: pa.DataType, columns: Sequence[Column], payload: bytes, sent: Any
+) -> Column:
+    """Return a column of results of this type, computed once, not again for a filter on its result.
 
     target  : the function that workers call, "module:function".
-    columns : the number of its arguments.
+    columns : its arguments, of `df`.
     """
     run = ship.entry(target, payload)
 
     def predict(batches: Any) -> Any:  # Not `run` itself, so that Spark finds the broadcast in the closure.
         return run(sent, batches)
 
-    return iterating_udf(predict, _sql_type(kind), columns)
+    return computed(df, predict, _sql_type(kind), columns)
 
 
-def iterating_udf(call: Callable[[Any], Any], kind: Any, columns: int = 1) -> Callable[..., Column]:
-    """Return a Spark function of so many columns that `call` computes from an iterator of their Arrow arrays.
+def computed(df: DataFrame, call: Callable[[Any], Any], kind: Any, columns: Sequence[Column]) -> Column:
+    """Return the column that `call` computes from an iterator of the Arrow arrays of these columns of `df`.
 
     call : gets the arrays of a batch, or tuples of them where there are several columns. It is changed.
     kind : Spark's type of the results.
 
     It is nondeterministic, or a filter on its result would have it computed again.
     """
+    if older.lacks(df.sparkSession):
+        return older.through_pandas(df, call, kind, columns)
     from pyspark.sql.pandas.functions import arrow_udf
 
-    array_type: Any = pa.Array if columns == 1 else tuple[pa.Array, ...]
+    array_type: Any = pa.Array if len(columns) == 1 else tuple[pa.Array, ...]
     # Spark infers the type of the UDF from these.
     call.__annotations__ = {"batches": Iterator[array_type], "return": Iterator[pa.Array]}
     call.__module__ = "__main__"  # Hence it is pickled by value: executors may lack Tritium.
     make = cast("Callable[..., Any]", arrow_udf)  # Its stubs require the deprecated functionType.
-    return cast("Callable[..., Column]", make(call, kind).asNondeterministic())
+    return cast("Column", make(call, kind).asNondeterministic()(*columns))
 
 
 def _sql_type(kind: pa.DataType) -> Any:

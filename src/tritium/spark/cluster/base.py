@@ -23,7 +23,7 @@ from tritium.spark.session import Session
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
-OLDEST_SPARK = (4, 1)
+OLDEST_SPARK = (4, 0)
 OLDEST_PYTHON = (3, 10)
 
 _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
@@ -313,7 +313,7 @@ def check_versions(spark: str, python: Sequence[int]) -> None:
     if numbers < OLDEST_SPARK:
         oldest = ".".join(map(str, OLDEST_SPARK))
         raise WrongVersion(
-            f"Tritium needs Spark {oldest} or newer (DataFrame.repartitionById, arrow_udf); this cluster runs {spark}. "
+            f"Tritium needs Spark {oldest} or newer; this cluster runs {spark}. "
             f"Use a cluster with Spark {oldest}, and the pyspark of the same version.",
             found=spark,
             needed=oldest,

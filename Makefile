@@ -11,7 +11,7 @@ CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest test-all horovod oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -52,6 +52,12 @@ test-all: test rest ## every test
 
 horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
 	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/pages/test_docs.py
+
+oldest: setup    ## the core suite in short on the oldest Spark, whose environment is made in .envs/ the first time
+	@$(BIN)/python scripts/matrix.py --short
+
+matrix: setup    ## the core suite on each Spark and Python, into docs/clusters/platforms.md; MATRIX="4.0.5 4.2.1:3.13": these
+	@$(BIN)/python scripts/matrix.py $(MATRIX)
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,8 @@ class _Shared:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Shared())
+    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):  # It leaves sockets to the garbage collector.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
     config.pluginmanager.register(durations.Durations(config))
 
 

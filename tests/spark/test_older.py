@@ -52,7 +52,7 @@ def test_numbers_come_through_pandas_as_they_are(spark: Any) -> None:
 
 def test_what_pandas_would_change_is_refused(spark: Any) -> None:
     frame = spark.range(1).select(F.current_timestamp().alias("t"))
-    with pytest.raises(WrongVersion, match="columns of type timestamp needs Spark 4.1"):
+    with pytest.raises(WrongVersion, match=r"columns of type timestamp needs Spark 4\.1"):
         older.through_pandas(frame, lambda batches: batches, frame.schema, [F.col("t")])
 
 

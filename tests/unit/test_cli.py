@@ -52,7 +52,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert cli.java() == cli.Finding("Java", f"21.0.2, {tmp_path}/bin/java")
 
 
-@pytest.mark.parametrize(("version", "fix"), [("4.0.1", "needs 4.1 or newer"), ("4.1.0.dev1", ""), ("5.0", "")])
+@pytest.mark.parametrize(("version", "fix"), [("3.5.9", "needs 4.0 or newer"), ("4.0.0.dev1", ""), ("5.0", "")])
 def test_a_library_is_held_against_our_own_metadata(version: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.importlib.metadata, "version", lambda name: version)
     assert cli.library("pyspark").fix.startswith(fix)

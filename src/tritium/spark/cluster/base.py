@@ -7,7 +7,6 @@ its tasks behind them.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
 from tritium.spark.cluster.slots import Reservations, RunSlots, reservations
 from tritium.spark.errors import WHY_LOST
 from tritium.spark.inside import scheduler
+from tritium.spark.inside.older import numbers
 from tritium.spark.python import check, on_this_machine, unchosen
 from tritium.spark.session import Session
 
@@ -309,8 +309,7 @@ def check_versions(spark: str, python: Sequence[int]) -> None:
     if tuple(python) < OLDEST_PYTHON:
         version, oldest = ".".join(map(str, python)), ".".join(map(str, OLDEST_PYTHON))
         raise WrongVersion(f"Tritium needs Python {oldest} or newer; this is {version}.", found=version, needed=oldest)
-    numbers = tuple(int(part) for part in re.findall(r"\d+", spark)[:2])
-    if numbers < OLDEST_SPARK:
+    if numbers(spark) < OLDEST_SPARK:
         oldest = ".".join(map(str, OLDEST_SPARK))
         raise WrongVersion(
             f"Tritium needs Spark {oldest} or newer; this cluster runs {spark}. "

@@ -1,4 +1,4 @@
-"""What Spark has only since 4.1, done with what 4.0 has: exact placement of rows, and functions of Arrow columns (driver).
+"""What Spark has since 4.1, by what 4.0 has: exact placement of rows, and functions of Arrow columns (driver).
 
 Both are public interfaces with the same results. Decision 044.
 """
@@ -24,16 +24,16 @@ _TYPES["binary"] = pa.binary()
 """Spark's simple types that a function gets or returns, as SQL names them → Arrow's."""
 
 
-def version_of(spark: Any) -> tuple[int, ...]:
-    """Return the version of a session's Spark as (major, minor)."""
-    return tuple(int(part) for part in re.findall(r"\d+", spark.version)[:2])
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a version of Spark as (major, minor); a vendor's may go on with words: "4.0.2-amzn-1"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def lacks(spark: Any) -> bool:
     """Return whether this session's Spark, or its pyspark, is older than 4.1."""
     from pyspark.sql import DataFrame
 
-    return version_of(spark) < (4, 1) or not hasattr(DataFrame, "repartitionById")
+    return numbers(spark.version) < (4, 1) or not hasattr(DataFrame, "repartitionById")
 
 
 def dealt(rows: DataFrame, ranks: int, rank: Column) -> DataFrame:

@@ -80,12 +80,12 @@ def _hashed(value: int) -> int:
 
 
 def through_pandas(frame: DataFrame, call: Callable[[Any], Any], kind: Any, columns: Sequence[Column]) -> Column:
-    """Return what `iterating_udf` of the same arguments does, by `pandas_udf`.
+    """Return what `computed` of the same arguments does, by `pandas_udf`.
 
     Numbers travel as text, both ways: pandas tells no null from NaN, and makes floats of integers with nulls.
     Raises WrongVersion for columns and results of other types than numbers, strings, bytes, and arrays of these.
     """
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql import types as sql
     from pyspark.sql.pandas.functions import pandas_udf
 
@@ -117,7 +117,7 @@ def through_pandas(frame: DataFrame, call: Callable[[Any], Any], kind: Any, colu
     run.__module__ = "__main__"  # Hence it is pickled by value.
     make: Any = pandas_udf  # Its stubs require the deprecated functionType.
     function = make(run, sql.ArrayType(written) if whole else written).asNondeterministic()
-    result = function(*(column.cast(_text(one)) for column, one in zip(columns, types, strict=True)))
+    result: Column = function(*(column.cast(_text(one)) for column, one in zip(columns, types, strict=True)))
     return (result.getItem(0) if whole else result).cast(kind)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -161,6 +162,12 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         values = {param.name: value for param, value in self._paramMap.items()}
         defaults = {param.name: value for param, value in self._defaultParamMap.items()}
         return call(type(self).__name__, changed(values, defaults), first=self.model.describe())
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the curves of the training below the model."""
+        from tritium.observe.page import of_history
+
+        return f"<code>{html.escape(repr(self))}</code>{of_history(self.history)}"
 
     @property
     def signature(self) -> Signature:

@@ -71,7 +71,7 @@ class RunPage:
         report : the content of report.json, whole or so far.
         """
         with self._lock:
-            charts, lines = "".join(self._charts()), list(reversed(self._lines))
+            charts, lines = "".join(self.charts("step")), list(reversed(self._lines))
         parts = (
             _heading(report),
             charts,
@@ -103,12 +103,25 @@ class RunPage:
             if len(curve) > 2 * _POINTS:
                 del curve[1:-1:2]
 
-    def _charts(self) -> Iterable[str]:
+    def charts(self, axis: str) -> Iterable[str]:
+        """Yield a chart of all losses, and one of each further number.
+
+        axis : what the curves run over.
+        """
         losses = {name: curve for name, curve in self._curves.items() if "loss" in name}
         others = [{name: curve} for name, curve in self._curves.items() if name not in losses]
         for curves in [losses, *others][:_CHARTS]:
             if curves:
-                yield _chart(curves)
+                yield _chart(curves, axis)
+
+
+def of_history(history: Sequence[Mapping[str, Any]]) -> str:
+    """Return the curves of a training's history (one dict an epoch) as HTML."""
+    page = RunPage()
+    for entry in history:
+        numbers = {name: value for name, value in entry.items() if isinstance(value, float)}
+        page.add(Logged(rank=0, epoch=entry.get("epoch"), values=numbers))
+    return "".join(page.charts("epoch"))
 
 
 def line(event: Event) -> str | None:
@@ -195,7 +208,7 @@ def _bar(name: str, seconds: Mapping[str, float]) -> str:
     return f"<p>{_text(name)}<br>{_drawing(_MARGIN, parts)}<br>{', '.join(legend)}</p>"
 
 
-def _chart(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def _chart(curves: Mapping[str, Sequence[tuple[float, float]]], axis: str) -> str:
     points = [point for curve in curves.values() for point in curve]
     (first, last), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
     right = _WIDTH / ((last - first) or 1)
@@ -204,7 +217,7 @@ def _chart(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         _tag("text", f"{high:.4g}", x=0, y=12),
         _tag("text", f"{low:.4g}", x=0, y=_HEIGHT - _MARGIN - 2),
         _tag("text", f"{first:,.0f}", x=0, y=_HEIGHT - 2),
-        _tag("text", f"step {last:,.0f}", x=_WIDTH, y=_HEIGHT - 2, text_anchor="end"),
+        _tag("text", f"{axis} {last:,.0f}", x=_WIDTH, y=_HEIGHT - 2, text_anchor="end"),
     ]
     for number, (name, curve) in enumerate(curves.items()):
         color = _COLORS[number % len(_COLORS)]

@@ -11,7 +11,7 @@ import pytest
 import tritium as tr
 from tritium.errors import RankFailed
 from tritium.events import Logged, Note
-from tritium.observe.page import RunPage
+from tritium.observe.page import RunPage, of_history
 from tritium.observe.report import Report
 
 
@@ -66,6 +66,17 @@ def test_a_page_beside_the_report(fail: bool, tmp_path: Path) -> None:
         assert "in _trains" in error
     else:
         assert "succeeded after" in read.text
+
+
+@pytest.mark.processes
+def test_a_notebook_shows_a_run_and_a_model(tmp_path: Path) -> None:
+    with tr.submit(_trains, args=(False,), ranks=2, on="driver", run_dir=str(tmp_path), progress=False) as run:
+        run.result()
+        read = Reader(run._repr_html_())
+    assert f"Run {run.id} succeeded" in read.text
+    assert read.tags.count("polyline") == 2
+    curves = of_history([{"epoch": n, "loss": 1 / n, "validation_loss": 2 / n, "rows": 7} for n in range(1, 4)])
+    assert Reader(curves).text.split() == ["2", "0.3333", "1", "epoch", "3", "loss", "validation_loss"]
 
 
 def test_a_long_run_keeps_a_bounded_curve_with_both_ends() -> None:

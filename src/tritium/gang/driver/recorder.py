@@ -155,6 +155,10 @@ class Recorder:
         if self._opened is not None:
             self._opened[0].drop_partial()
 
+    def page(self) -> str:
+        """Return the page about the run so far, as HTML without a frame."""
+        return self._page.body(self._report.build())
+
     def note(self, text: str) -> None:
         """Show and record a line of text."""
         self.event(Note(text=one_stop(text)))

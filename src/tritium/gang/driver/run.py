@@ -64,6 +64,10 @@ class Run:
     def __repr__(self) -> str:
         return f"<tritium.Run {self.id} {self.status}, {self.run_dir}>"
 
+    def _repr_html_(self) -> str:
+        """Show a notebook what report.html shows of the run so far."""
+        return self._attempt.recorder.page()
+
     @property
     def done(self) -> bool:
         """Whether the run has ended, and nothing of it is left."""

@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
-# By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill.
-EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable")
+# By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device.
+EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
 # Without the second compiler and its profiles, JVMs that live a minute take half the processor time.
@@ -85,6 +85,14 @@ def _classic(master: str, **conf: str) -> Any:
 def _local() -> Iterator[Any]:
     # Most tests that score run here, and each Python worker of theirs would take 2 s for torch (lean/sitecustomize.py).
     spark = _classic("local[2]", **{"spark.executorEnv.TRITIUM_TEST_IMPORTS": "torch"})
+    yield spark
+    spark.stop()
+
+
+@contextlib.contextmanager
+def _pretended_device() -> Iterator[Any]:
+    """Yield a session of four slots that try a task four times, and for which `cpu:0` counts as an accelerator."""
+    spark = _classic("local[4,4]", **{"spark.executorEnv.TRITIUM_PRETENDED_DEVICES": "cpu:0"})
     yield spark
     spark.stop()
 
@@ -190,6 +198,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "real-gpu": functools.partial(_standalone_gpus, workers=1, gpus=1, lists=FIRST),
     "breakable": _standalone,
     "dynamic": _dynamic,
+    "pretended-device": _pretended_device,
 }
 
 

@@ -12,6 +12,7 @@ neither forged, changed, dropped, reordered nor replayed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -20,6 +21,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +32,10 @@ MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
 CHUNK = 1 << 22  # Large values are sent in pieces of this size, so that other messages get in between.
 
+WAITING = 1024
+"""Connections that may wait for a server, while it starts."""
+_CLAIM_SECONDS = 5.0
+"""The limit from the name of a server's socket being taken to its first connection."""
 _NOTE_BYTES = 64
 """Bytes for the note of how much was left out of a text."""
 
@@ -339,6 +345,35 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and the user id of the process at the other end of a Unix socket: the one that listens there."""
     pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user
+
+
+def reach(name: str) -> tuple[socket.socket, socket.socket | None]:
+    """Connect to the Unix socket of a server; where nobody listens, take its name, and return the listening socket too.
+
+    name : in the abstract namespace of Linux: it begins with a zero byte, and ends with the last process that has the
+           listening socket, with no file to remove.
+    """
+    deadline = time.monotonic() + _CLAIM_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(None)  # The program may have set a default timeout.
+        listener = None
+        try:
+            connection.connect(name)
+        except ConnectionRefusedError:
+            listener = socket.socket(socket.AF_UNIX)
+            try:
+                listener.bind(name)
+                listener.listen(WAITING)
+                connection.connect(name)
+            except OSError as error:
+                listener.close()
+                connection.close()
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.001)  # Another process has taken the name, and no event tells when it listens.
+                continue
+        return connection, listener
 
 
 def socket_at(descriptor: int) -> socket.socket:

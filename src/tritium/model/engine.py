@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tritium.errors import BadSetting
 from tritium.model.calls import Computing
@@ -73,6 +73,13 @@ class Maker:
     make: Callable[[], Any]
     seed: int | None = None
     """The seed of torch, NumPy and `random` during the call; None: they are not seeded."""
+
+
+class Callee(Protocol):
+    """A model that can be called, in this process or elsewhere."""
+
+    def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
+        """Do as `Engine.call`."""
 
 
 class Engine(ABC):

@@ -15,19 +15,19 @@ from tritium.model.calls import CallState
 from tritium.model.signature import Output, Signature, shown
 
 if TYPE_CHECKING:
-    from tritium.model.engine import Engine
+    from tritium.model.engine import Callee
 
 
 @dataclass(frozen=True)
 class Scorer:
     """Calls an engine with batches of rows, and finds the rows for which it raises.
 
-    engine  : one of `Engine.on`.
+    engine  : one of `Engine.on`, or the connection to one.
     calls   : how many rows it is called with, and what is known of earlier calls.
     isolate : whether an error of the model is that of single rows, which have no predictions then.
     """
 
-    engine: Engine
+    engine: Callee
     signature: Signature
     calls: CallState
     isolate: bool = False

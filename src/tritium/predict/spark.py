@@ -128,7 +128,7 @@ def _reading(model: Model, inputs: Sequence[Field]) -> dict[str, Any]:
     """Return the parts of a plan that say how the columns become the model's inputs."""
     return {
         "fields": json.dumps([one.to_json() for one in inputs]),
-        "decode": ship.pickle(model.decode),
+        "decode": ship.pickle(model.decode) if model.decode else None,
         "transform": None if model.input_transform is None else ship.pickle(model.input_transform),
     }
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tritium.model.engine import Buffer, Weights
@@ -45,17 +46,24 @@ def session_of(spark: Any) -> str:
 
 def receive(name: str, sent: Any) -> Buffer:
     """Return the file of the weights, mapped, which all workers of this executor share (Python worker)."""
+    with local_file(name, sent) as path:
+        return mapped(path)
+
+
+@contextmanager
+def local_file(name: str, sent: Any) -> Iterator[str]:
+    """Yield the path of the file of the weights. It may end with the block; who has opened or mapped it keeps it."""
     if isinstance(sent, str):
         from pyspark import SparkFiles
 
-        return mapped(SparkFiles.get(sent))
-    folder = scratch()
-    if folder is None:
+        yield SparkFiles.get(sent)
+    elif (folder := scratch()) is not None:
+        yield _shared(os.path.join(folder, f"tritium-{name}"), sent)
+    else:
         with tempfile.NamedTemporaryFile(suffix=f"-{name}") as file:
             file.writelines(_pieces(sent))
             file.flush()
-            return mapped(file.name)
-    return mapped(_shared(os.path.join(folder, f"tritium-{name}"), sent))
+            yield file.name
 
 
 def scratch() -> str | None:

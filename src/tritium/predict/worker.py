@@ -1,49 +1,28 @@
-"""Score Arrow batches with a model that stays in the process (Spark's Python worker)."""
+"""Score Arrow batches with a model that stays in this process, or in that of its device (Spark's Python worker)."""
 
 from __future__ import annotations
 
-import copy
 import functools
-import gc
 import json
 import pickle
-import socket
-import sys
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tritium import frameworks
 from tritium.data.idset import PARTITION_BITS
 from tritium.data.schema import Field
-from tritium.errors import TritiumError, WrongVersion
-from tritium.frameworks.at_import import before_import, without_collections
-from tritium.frameworks.framework import Framework
 from tritium.model.bad_rows import BadRows
 from tritium.model.calls import BatchSize, CallState, Computing
-from tritium.model.engine import Engine
-from tritium.model.engines import registry
+from tritium.model.engine import Callee
 from tritium.model.signature import Output, Signature
+from tritium.predict import device_engine, kept
 from tritium.predict.weights import receive
 from tritium.spark.inside import unsafe
-from tritium.triton_first import import_triton
 
-
-@dataclass
-class _Kept:
-    """A model that stays in the process, and what its calls have shown, by the batch size that was asked for."""
-
-    engine: Engine
-    calls: dict[BatchSize, CallState] = field(default_factory=dict)
-
-
-_MODELS_KEPT = 4  # A stream uses the same model in each micro-batch, and to restore one takes long.
-_models: OrderedDict[tuple[str, str, Computing], _Kept] = OrderedDict()
+_CALLS_KEPT = 16
 
 # Floating dtypes that are missing here become float32.
 _ARROW = {
@@ -69,22 +48,16 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     from tritium.model.score import Scorer
 
     plan = pickle.loads(payload)
-    framework = frameworks.find(registry.find(plan["engine"]).framework)
-    framework = None if framework is None else framework.predicting(plan["facts"])
-    _need(framework)
+    on_error = plan["on_error"]
+    if plan["decode"] is not None or not device_engine.is_needed(plan["device"]):
+        kept.imported(plan)  # Before functions that may import it themselves.
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
-    reader = RowReader(fields, _unpickled(plan["decode"], "decodes an input"), plan["on_error"])
+    decode = {} if plan["decode"] is None else kept.unpickled(plan["decode"], "decodes an input")
+    reader = RowReader(fields, decode, on_error)
     partition, cpus, gpus = _task()
-    with nullcontext() if framework is None else framework.threads(cpus):
-        kept = _restored(plan, sent, gpus)
-        engine, batch_size = kept.engine, plan["batch_size"]
-        engine.use_threads(cpus)
-        if plan["transform"] is not None:
-            engine = copy.copy(engine)  # The kept one serves every model of these weights and this code.
-            engine.transform = _unpickled(plan["transform"], "transforms the inputs")
-        on_error = plan["on_error"]
-        calls = kept.calls.setdefault(batch_size, CallState(batch_size))
+    calls = _calls(plan["content"], plan["device"], plan["computes"], plan["batch_size"])
+    with _ready(plan, sent, cpus, gpus) as engine:
         scorer = Scorer(engine, signature, calls, isolate=on_error != "fail")
         seen = 0
         for columns in _gathered(batches, calls):
@@ -125,17 +98,6 @@ def _joined(columns: Sequence[pa.Array], fields: Sequence[Field], as_bytes: Sequ
     ]
 
 
-def _unpickled(code: bytes, does: str) -> Any:
-    """Return functions that a model applies to its inputs. Raises TritiumError where this executor lacks a package."""
-    try:
-        return pickle.loads(code)
-    except (ImportError, AttributeError) as error:
-        raise TritiumError(
-            f"The function that {does} can't run on this executor: {error}. Install the missing package "
-            "there; your own modules go along by value, what is in site-packages does not."
-        ) from error
-
-
 def _with_nulls(predictions: pa.Array, valid: np.ndarray[Any, Any]) -> pa.Array:
     """Return the predictions of the valid rows at their places among all rows, with nulls between them."""
     return predictions.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
@@ -149,29 +111,6 @@ def _beside_reasons(predictions: pa.Array, bad: BadRows) -> pa.Array:
     return pa.StructArray.from_arrays([predictions, reasons], fields=list(with_errors(predictions.type)))
 
 
-@functools.cache
-def _need(framework: Framework | None) -> None:
-    """Import the framework, once in this process, and exempt its objects from garbage collection.
-
-    A worker of Spark's daemon collects garbage after every task: with torch's 180,000 objects that takes 0.25 s of a
-    core (torch 2.13), longer than the micro-batch of a stream, and the next task waits for it.
-    """
-    if framework is None:
-        return
-    before_import("tensorflow", import_triton)
-    try:
-        with without_collections():
-            framework.load()
-    except ImportError as error:
-        raise WrongVersion(
-            f"{sys.executable} on {socket.gethostname()} can't import {framework.name}: {error}. Executors that score "
-            "with a model need it: install it there, or set PYSPARK_PYTHON (spark.pyspark.python with spark-submit) to "
-            "a Python that has it before the session is made."
-        ) from error
-    gc.collect()
-    gc.freeze()
-
-
 def _task() -> tuple[int, int, list[str]]:
     """Return this task's partition, its cores, and the addresses of its GPUs."""
     from pyspark import TaskContext
@@ -183,27 +122,17 @@ def _task() -> tuple[int, int, list[str]]:
     return task.partitionId(), task.cpus() or 1, list(gpus.addresses) if gpus else []
 
 
-def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> _Kept:
-    """Return the plan's model on its device, ready to be called: the one that this process has already, if any."""
-    kind = registry.find(plan["engine"])
-    device = kind.task_device(plan["device"], gpus)
-    key = (plan["content"], device, plan["computes"])
-    if key in _models:
-        _models.move_to_end(key)
-        return _models[key]
-    weights = receive(plan["weights"], sent)
-    try:
-        engine = kind.restore(weights, plan["facts"], plan["code"], device=device)
-    except (ImportError, AttributeError) as error:
-        raise TritiumError(
-            f"The model's code can't run on this executor: {error}. Install the missing package there; your own "
-            "modules go along by value, what is in site-packages does not."
-        ) from error
-    engine.computes = plan["computes"]
-    while len(_models) >= _MODELS_KEPT:
-        _models.popitem(last=False)
-    _models[key] = _Kept(engine)
-    return _models[key]
+def _ready(plan: dict[str, Any], sent: Any, cpus: int, gpus: list[str]) -> AbstractContextManager[Callee]:
+    """Return a context with the plan's model, ready to be called: in this process, or in its device's own."""
+    if device_engine.is_needed(plan["device"]):
+        return device_engine.connected(plan, sent, cpus=cpus, gpus=gpus)
+    return kept.ready(plan, lambda: receive(plan["weights"], sent), cpus=cpus, gpus=gpus)
+
+
+@functools.lru_cache(_CALLS_KEPT)
+def _calls(content: str, device: str, computes: Computing, batch_size: BatchSize) -> CallState:
+    """Return what the calls of a model in this process have shown."""
+    return CallState(batch_size)
 
 
 def arrow_type(output: Output) -> pa.DataType:

@@ -24,12 +24,10 @@ from tritium import frameworks
 from tritium.gang.rank.main import answer_with_stacks, die_with, import_all, run
 from tritium.gang.rank.process_group import end_group, kill_group
 from tritium.gang.rank.progress_page import ProgressWriter
-from tritium.wire import peer
+from tritium.wire import WAITING, peer
 
 ROOM = 512
 """Descriptors below it are a rank's: it has them under the same numbers as its supervisor."""
-WAITING = 1024
-"""Connections that may wait for the server, while it imports."""
 REAP = b"reap\n"
 """The supervisor has seen that its rank has ended, and signals it no more."""
 _FDS_AT_ONCE = 250  # The kernel passes up to 253 with a message.

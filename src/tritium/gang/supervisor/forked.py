@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -11,23 +10,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from tritium.gang.rank.fork_server import REAP, ROOM, WAITING
+from tritium.gang.rank.fork_server import REAP, ROOM
 from tritium.gang.rank.process_group import end_group, kill_group
 from tritium.gang.supervisor.process import RankProcess, environment, lift_memory_limit, spawn_rank, start_python
 from tritium.gang.supervisor.stacks import SIGNAL
-from tritium.wire import peer
+from tritium.wire import peer, reach
 
 if TYPE_CHECKING:
     from tritium.gang.order import Order
 
 _MOST_DESCRIPTORS = 100  # A user may have only so many on the way between two processes.
-_CLAIM_SECONDS = 5.0
-"""The limit from the server's name being taken to its first connection."""
 _ANSWER_SECONDS = 5.0
 """The limit for the server to report the end of a rank that was killed."""
 _TELL_SECONDS = 2.0
@@ -196,7 +192,7 @@ def fork_rank(
 ) -> ForkedRank | None:
     """Have the fork server `name` fork a rank; start it where there is none. None: its socket can't be had."""
     try:
-        connection, listener = _reach(name)
+        connection, listener = reach(name)
     except OSError:  # The system lacks abstract sockets, or forbids them.
         return None
     if listener is None and peer(connection)[1] != os.getuid():
@@ -223,31 +219,6 @@ def fork_rank(
         if listener is not None:
             listener.close()
     return ForkedRank(connection, server, *(os.fdopen(read, "rb", buffering=0) for read, _ in pipes))
-
-
-def _reach(name: str) -> tuple[socket.socket, socket.socket | None]:
-    """Connect to the server's socket; where nobody listens, take its name, and return the listening socket too."""
-    deadline = time.monotonic() + _CLAIM_SECONDS
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(None)  # The program may have set a default timeout.
-        listener = None
-        try:
-            connection.connect(name)
-        except ConnectionRefusedError:
-            listener = socket.socket(socket.AF_UNIX)
-            try:
-                listener.bind(name)
-                listener.listen(WAITING)
-                connection.connect(name)
-            except OSError as error:
-                listener.close()
-                connection.close()
-                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.001)  # Another supervisor has taken the name, and no event tells when it listens.
-                continue
-        return connection, listener
 
 
 def _start_server(

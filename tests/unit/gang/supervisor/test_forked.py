@@ -113,7 +113,7 @@ def test_another_users_process_that_has_the_name_gets_nothing(monkeypatch: pytes
     """It could take the rows, and the user's code."""
     monkeypatch.setattr(forked, "peer", lambda connection: (1, os.getuid() + 1))
     bound: list[socket.socket] = []
-    reach, first = forked._reach, threading.Lock()
+    reach, first = forked.reach, threading.Lock()
 
     def squatted(name: str) -> Any:
         with first:  # the threads of both ranks come here
@@ -123,7 +123,7 @@ def test_another_users_process_that_has_the_name_gets_nothing(monkeypatch: pytes
                 bound[0].listen()
         return reach(name)
 
-    monkeypatch.setattr(forked, "_reach", squatted)
+    monkeypatch.setattr(forked, "reach", squatted)
     try:
         assert [parent for parent, _, _ in launch(parents)] == [os.getpid()] * 2
         bound[0].setblocking(False)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import tritium
 from tritium import ship
 from tritium.errors import WireError
 from tritium.gang.supervisor.process import environment, start_python
@@ -106,7 +105,13 @@ def _reached(device: str, cpus: int) -> tuple[socket.socket, int]:
     """Connect to the engine process of a device, and return its pid, too. Start it where there is none."""
     path = ship.importable()
     # Spark has a Python daemon for each environment of an executor's workers.
-    facts = [os.readlink("/proc/self/ns/pid"), os.getppid(), getattr(tritium, "__digest__", ""), device, path]
+    facts = [
+        os.readlink("/proc/self/ns/pid"),
+        os.getppid(),
+        getattr(sys.modules["tritium"], "__digest__", ""),
+        device,
+        path,
+    ]
     name = f"\0tritium-engine-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}"
     for _ in range(_STARTS):  # A process may have ended, idle, just when it was connected to.
         connection, listener = reach(name)

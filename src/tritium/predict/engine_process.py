@@ -1,6 +1,6 @@
-"""The process that holds the models of one device, and calls them for all Python workers of an executor.
+"""Call the models of a device for all Python workers of an executor (engine process).
 
-It has one thread that does so: frameworks share more than a model among their threads. It ends when it has had no
+One thread does so: frameworks share more than a model among their threads. The process ends when it has had no
 connection for a while, or when the executor's Python daemon has ended.
 """
 
@@ -33,7 +33,7 @@ def main(argument: str) -> None:
     """Serve, and end the process. `argument`: JSON of the `listener`, the `daemon`, and the workers' import `path`."""
     order = json.loads(argument)
     ship.import_from(order["path"])
-    server = _Server(socket.socket(fileno=order["listener"]))
+    server = _DeviceServer(socket.socket(fileno=order["listener"]))
     threading.Thread(target=server.watch, args=(order["daemon"],), daemon=True).start()
     server.serve()
     os._exit(0)  # Threads of a model may live on.
@@ -81,7 +81,7 @@ class _Client:
         self.connection.close()
 
 
-class _Server:
+class _DeviceServer:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()

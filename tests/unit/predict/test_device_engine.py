@@ -155,7 +155,7 @@ def test_it_ends_when_nobody_has_called_for_a_while(monkeypatch: pytest.MonkeyPa
         listener.bind(name)
         listener.listen()
         client.connect(name)
-        server = threading.Thread(target=engine_process._Server(listener).serve)
+        server = threading.Thread(target=engine_process._DeviceServer(listener).serve)
         server.start()
         assert int.from_bytes(client.recv(8), "big") == os.getpid()
         server.join(1)

@@ -173,6 +173,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "py_files": "py_files=['ours.zip']",
             "output": "output='rank 0'",
             "progress": "progress=False",
+            "ui": "ui=True",
             "trace": "trace=True",
         },
     ),

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from tritium.events import CheckpointSaved, Event, GangFormed
+from tritium.gang.driver.told import told
 from tritium.ml import fit
 from tritium.observe.stream import listen
 from tritium.ui.server import page
@@ -59,7 +60,7 @@ def take(run_dir: str) -> None:
     """Write PICTURE."""
     from playwright.sync_api import sync_playwright
 
-    served = page([run_dir])
+    served = page([run_dir], told)
     thread = threading.Thread(target=served.serve)
     thread.start()
     with sync_playwright() as playwright:

@@ -33,6 +33,7 @@ OURS = ("tritium", "tritium_compat", "tritium_flyte")
 _PACKAGES = (*OURS, "cloudpickle")
 _ON_THE_DRIVER = (
     "tritium/cli",
+    "tritium/gang/driver/told.py",
     "tritium/mlflow.py",
     "tritium/observe/scoring.py",
     "tritium/predict/dedupe.py",

@@ -27,7 +27,6 @@ LAYERS = (
     "",
     "integration",
     "cli",
-    "ui",
     "compat",
     "flyte mlflow",
     "ml",
@@ -38,6 +37,7 @@ LAYERS = (
     "model",
     "data",
     "spark",
+    "ui",
     "observe",
     "wire ship definitions events package file_system shown errors hints aliases arguments closures triton_first",
 )

@@ -6,6 +6,7 @@ import contextlib
 
 import click
 
+from tritium.gang.driver.told import told
 from tritium.observe.run_directory import runs_folder
 from tritium.ui.server import page
 
@@ -22,7 +23,7 @@ def ui(run_dirs: tuple[str, ...], host: str, port: int, allow: tuple[str, ...]) 
     folder of new runs, $TRITIUM_RUNS or tritium-runs here. Who has the address that is printed can read the runs, and
     change nothing. Ctrl-C ends it.
     """
-    served = page(run_dirs or (runs_folder(),), host, port, allow)
+    served = page(run_dirs or (runs_folder(),), told, host, port, allow)
     click.echo(f"{served.url}\nCtrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
         served.serve()

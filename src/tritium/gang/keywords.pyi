@@ -51,5 +51,8 @@ class GangKeywords(TypedDict, total=False):
     its end."""
     progress: bool
     """Whether progress is shown: a live display on a terminal, plain lines elsewhere."""
+    ui: bool
+    """Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends.
+    Its address is printed. Needs the extra `ui`."""
     py_files: Sequence[str]
     """Python files, packages (directories) and zips of the user's that the ranks can import."""

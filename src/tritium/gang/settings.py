@@ -148,6 +148,11 @@ class Gang:
         "for its end.",
     )
     progress: bool = _field(True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere.")
+    ui: bool = _field(
+        False,
+        "Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends. "
+        "Its address is printed. Needs the extra `ui`.",
+    )
     py_files: Sequence[str] = _field(
         tuple, "Python files, packages (directories) and zips of the user's that the ranks can import."
     )
@@ -190,7 +195,7 @@ class Gang:
             ("on", places if self.on in places else (*places, *entry_points(group=ENTRY_POINTS).names)),
             ("output", ("all", "rank 0", "none")),
             ("on_stall", ("end", "report")),
-            *((name, (True, False)) for name in ("persist", "trace", "progress")),
+            *((name, (True, False)) for name in ("persist", "trace", "progress", "ui")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."

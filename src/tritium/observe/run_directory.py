@@ -101,6 +101,8 @@ class RunLog:
     object stores can't append; files that ranks store are written there at once (stored.py). Events and logs of an
     earlier run in the directory are kept: new ones are appended. When a write fails, the run continues without its log,
     and `problem` says why.
+
+    folder : the local directory that is written to.
     """
 
     def __init__(self, run_dir: str, settings: Mapping[str, Any]) -> None:
@@ -111,18 +113,18 @@ class RunLog:
         self._remote: tuple[Any, str] | None = None
         if "://" in self.run_dir:
             self._remote = file_system.opened(self.run_dir)
-            self._folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
+            self.folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
             try:
                 self._fetch()
             except BaseException:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                shutil.rmtree(self.folder, ignore_errors=True)
                 raise
         else:
-            self._folder = Path(self.run_dir)
-        self._permissions = Permissions.within(self._folder)
+            self.folder = Path(self.run_dir)
+        self._permissions = Permissions.within(self.folder)
         self._stored = StoredFiles(self.run_dir, self._remote)
-        self._permissions.makedirs(self._folder / "logs")
-        _drop_torn_line(self._folder / "events.jsonl")
+        self._permissions.makedirs(self.folder / "logs")
+        _drop_torn_line(self.folder / "events.jsonl")
         run_id = str(settings.get("run_id", ""))
         self._write_run_file(run_id)
         self.opened = self.event(RunOpened(run=run_id, settings=without_secrets(settings), versions=versions()))
@@ -139,9 +141,9 @@ class RunLog:
                 files.makedirs(root, exist_ok=True)
                 files.pipe_file(f"{root}/{RUN_FILE}", text.encode())
             else:
-                part = self._folder / f"{RUN_FILE}.part"
+                part = self.folder / f"{RUN_FILE}.part"
                 self._write(part, text)
-                part.replace(self._folder / RUN_FILE)
+                part.replace(self.folder / RUN_FILE)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
             self.problem = f"{RUN_FILE} could not be written: {error}"
 
@@ -180,9 +182,9 @@ class RunLog:
     def _replace(self, name: str, text: str) -> None:
         with self._lock:
             try:
-                part = self._folder / f"{name}.part"
+                part = self.folder / f"{name}.part"
                 self._write(part, text)
-                part.replace(self._folder / name)
+                part.replace(self.folder / name)
             except OSError as error:
                 self.problem = self.problem or f"{name} could not be written: {error}"
 
@@ -201,7 +203,7 @@ class RunLog:
             if self._closed or self.problem is not None:
                 return
             try:
-                with open(self._folder / name, "ab", buffering=0, opener=self._permissions.opener) as file:
+                with open(self.folder / name, "ab", buffering=0, opener=self._permissions.opener) as file:
                     _append_whole(file, text.encode("utf-8", "backslashreplace"))
             except OSError as error:
                 self.problem = f"{name} could not be written any further: {error}"
@@ -218,7 +220,7 @@ class RunLog:
         names = [name for name in _names_in(files, root) if name == "events.jsonl"]
         names += [f"logs/{name}" for name in _names_in(files, f"{root}/logs") if name.endswith(".log")]
         for name in names:
-            target = self._folder / name
+            target = self.folder / name
             target.parent.mkdir(exist_ok=True)
             files.get_file(f"{root}/{name}", str(target))
 
@@ -226,14 +228,14 @@ class RunLog:
         assert self._remote is not None
         files, root = self._remote
         try:
-            for path in sorted(p for p in self._folder.rglob("*") if p.is_file()):
-                target = f"{root}/{path.relative_to(self._folder).as_posix()}"
+            for path in sorted(p for p in self.folder.rglob("*") if p.is_file()):
+                target = f"{root}/{path.relative_to(self.folder).as_posix()}"
                 files.makedirs(target.rpartition("/")[0], exist_ok=True)
                 files.put_file(str(path), target)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
-            self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self._folder}."
+            self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self.folder}."
         else:
-            shutil.rmtree(self._folder)
+            shutil.rmtree(self.folder)
 
 
 def _names_in(files: Any, folder: str) -> list[str]:

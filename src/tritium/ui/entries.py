@@ -25,7 +25,7 @@ from tritium.events import (
     RunOpened,
     Waiting,
 )
-from tritium.ui.told import told
+from tritium.ui.told import Teller
 
 KEPT = 300
 """The most entries that are kept: of checkpoints, and of all others."""
@@ -42,15 +42,15 @@ class EventLine(NamedTuple):
 class Entries:
     """The newest entries of a run. Checkpoints, of which a run may have thousands, push no other out."""
 
-    def __init__(self, run_dir: str) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: str, told: Teller) -> None:
+        self._run_dir, self._told = run_dir, told
         self._checkpoints: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._others: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._number = 0
 
     def event(self, event: Event) -> None:
         """Add the event's entry, if it has one."""
-        entry = entry_of(event, self._run_dir)
+        entry = entry_of(event, self._run_dir, self._told)
         if entry is not None:
             self._number += 1
             entries = self._checkpoints if isinstance(event, CheckpointSaved) else self._others
@@ -61,7 +61,7 @@ class Entries:
         return sorted([*self._checkpoints, *self._others], key=lambda entry: entry["number"])
 
 
-def entry_of(event: Event, run_dir: str) -> EventLine | None:
+def entry_of(event: Event, run_dir: str, told: Teller) -> EventLine | None:
     """Return the entry of an event; None for a kind of which there are too many, or that says nothing by itself."""
     match event:
         case RunOpened():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,25 @@ REPORT = "report.json"
 
 
 class RunFolder:
-    """A directory by path or fsspec URL. Its methods may be called from any thread, and see what is there now."""
+    """A directory by path or fsspec URL. Its methods may be called from any thread, and see what is there now.
 
-    def __init__(self, url: str) -> None:
+    here : a local directory whose files are read instead as long as it exists: a run writes there what it sends to a
+           store at its end.
+    """
+
+    def __init__(self, url: str, here: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self.remote = "://" in url and not url.startswith("file:")
+        self._here = RunFolder(here) if here not in (None, url) else None
+        self._remote = "://" in url and not url.startswith("file:")
         self._files, self._root = file_system.opened(self.url)
+
+    @property
+    def remote(self) -> bool:
+        """Whether its files are read from a store."""
+        return self._remote and not self._is_here()
+
+    def _is_here(self) -> bool:
+        return self._here is not None and os.path.isdir(self._here.url)
 
     @property
     def name(self) -> str:
@@ -33,6 +47,8 @@ class RunFolder:
 
     def size(self, name: str) -> int:
         """Return the bytes of a file, 0 where there is none."""
+        if self._here is not None and self._is_here():
+            return self._here.size(name)
         self._look_again()
         try:
             return int(self._files.size(f"{self._root}/{name}") or 0)
@@ -41,6 +57,8 @@ class RunFolder:
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of a file from `start` to `end`, as far as there are any; b"" where there is no file."""
+        if self._here is not None and self._is_here():
+            return self._here.read(name, start, end)
         self._look_again()
         if start is not None and start == end:
             return b""
@@ -59,6 +77,8 @@ class RunFolder:
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names of what is in a folder; none where there is no such folder."""
+        if self._here is not None and self._is_here():
+            return self._here.names(folder)
         self._look_again()
         try:
             paths = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
@@ -71,7 +91,7 @@ class RunFolder:
         return bool(self.size(RUN_FILE) or self.size(EVENTS))
 
     def _look_again(self) -> None:
-        if self.remote:
+        if self._remote:
             self._files.invalidate_cache()
 
 

@@ -13,7 +13,7 @@ from tritium.observe.run_directory import RUN_FILE
 from tritium.observe.runs import is_gone
 from tritium.ui.folder import EVENTS, REPORT, RunFolder, runs_in
 from tritium.ui.summary import Summary
-from tritium.ui.told import told
+from tritium.ui.told import Teller
 
 PIECE = 4 << 20
 """The most bytes of events that are read at once, so that the page of a long run fills while it is read."""
@@ -24,14 +24,14 @@ LISTED = 200
 class RunView:
     """One run, as far as its directory has been read. Methods may be called from any thread."""
 
-    def __init__(self, place: RunFolder) -> None:
-        self.place = place
+    def __init__(self, place: RunFolder, told: Teller) -> None:
+        self.place, self._told = place, told
         self.key = key_of(place.url)
         self._lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
-        self._summary = Summary(self.place.url)
+        self._summary = Summary(self.place.url, self._told)
         self._at = 0
         self._unread = 0
         self._sections: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class RunView:
         if state["status"] == "failed":
             failure = self.place.read_json(REPORT).get("failure")
             if failure and summary.failure is None:
-                of_driver = told(failure, self.place.url)
+                of_driver = self._told(failure, self.place.url)
                 return {**state, "failure": of_driver.what, "next": of_driver.next, "whole": of_driver.whole}
         if state["status"] == "gone":
             what = f"The driver's process {facts.get('pid')} on {facts.get('host')} is gone, and its run with it"
@@ -89,7 +89,7 @@ class RunView:
         facts, report = self.place.read_json(RUN_FILE), self.place.read_json(REPORT)
         whole = report if report.get("run") == facts.get("run") else {}
         ended = RunEnded(ok=bool(whole["ok"]), seconds=whole.get("seconds") or 0.0) if whole else None
-        failure = told(whole["failure"], self.place.url).what if whole.get("failure") and not whole["ok"] else None
+        failed = None if whole.get("ok") else whole.get("failure")
         return {
             "key": self.key,
             "run": facts.get("run") or self.place.name,
@@ -98,7 +98,7 @@ class RunView:
             "status": status(facts, ended, bool(facts)),
             "seconds": ended and ended.seconds,
             "ranks": len(whole.get("ranks", ())) or None,
-            "failure": failure,
+            "failure": failed and self._told(failed, self.place.url).what,
         }
 
 
@@ -124,24 +124,27 @@ def key_of(url: str) -> str:
 class Runs:
     """The runs at some places: run directories, or folders of them. Methods may be called from any thread."""
 
-    def __init__(self, urls: Iterable[str]) -> None:
-        self._urls = list(urls)
+    def __init__(self, urls: Iterable[str], told: Teller) -> None:
+        self._urls, self._told = list(urls), told
         self._lock = threading.Lock()
         self._views: dict[str, RunView] = {}
 
-    def add(self, url: str) -> str:
-        """Add a run directory, and return its key."""
+    def add(self, url: str, here: str) -> str:
+        """Add the directory of a run that begins, and return its key.
+
+        here : the local directory in which it is written, until the run ends.
+        """
         with self._lock:
-            if url not in self._urls:
-                self._urls.append(url)
-            return self._views.setdefault(key_of(url.rstrip("/")), RunView(RunFolder(url))).key
+            view = RunView(RunFolder(url, here), self._told)
+            self._views[view.key] = view
+            return view.key
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of the list, the newest run first."""
         with self._lock:
             places = {place.url: place for url in self._urls for place in runs_in(url)[:LISTED]}
             for place in places.values():
-                self._views.setdefault(key_of(place.url), RunView(place))
+                self._views.setdefault(key_of(place.url), RunView(place, self._told))
             views = list(self._views.values())
         return sorted((view.row() for view in views), key=lambda row: row["started"] or "", reverse=True)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import secrets
 import socket
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from tritium.ui.runs import Runs
+    from tritium.ui.told import Teller
 
 GRACE_SECONDS = 3
 """The limit for answers that are being sent when the server ends."""
@@ -37,21 +41,29 @@ class Page:
             self.server.run(sockets=[self.socket])
 
 
-def page(urls: Iterable[str], host: str = "127.0.0.1", port: int = 0, allow: tuple[str, ...] = ()) -> Page:
+def check_installed() -> None:
+    """Raise WrongVersion where what serves the page is missing."""
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise WrongVersion(f"The page needs {name}: pip install 'tritium[ui]'.", library=name)
+
+
+def page(
+    urls: Iterable[str], told: Teller, host: str = "127.0.0.1", port: int = 0, allow: tuple[str, ...] = ()
+) -> Page:
     """Return the page over run directories, or folders of them, that listens on `host` and `port` (0: a free one).
 
+    told  : says what failed.
     allow : further names by which browsers may call it.
-    Raises WrongVersion where starlette or uvicorn are missing, and BadSetting where it can't listen.
+    Raises WrongVersion as `check_installed` does, and BadSetting where it can't listen.
     """
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ModuleNotFoundError as error:
-        raise WrongVersion(f"The page needs {error.name}: pip install 'tritium[ui]'.", library=error.name) from error
+    check_installed()
+    import uvicorn
+
     from tritium.ui.app import application
     from tritium.ui.runs import Runs
 
-    runs, token = Runs(urls), secrets.token_urlsafe(24)
+    runs, token = Runs(urls, told), secrets.token_urlsafe(24)
     config = uvicorn.Config(
         application(runs, token, host, allow, lambda: server.should_exit),
         access_log=False,  # It would print the token.
@@ -63,6 +75,39 @@ def page(urls: Iterable[str], host: str = "127.0.0.1", port: int = 0, allow: tup
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}/?token={token}"
     return Page(url, runs, server, listening)
+
+
+# ---- Served by a driver, for its runs
+
+_serving: list[tuple[Page, threading.Thread]] = []
+_lock = threading.Lock()
+
+
+def show(run_dir: str, here: str, told: Teller) -> str:
+    """Add a run of this process to its page, and return the run's address. The first call starts the server.
+
+    here : the local directory in which the run is written until it ends.
+    The page is served until `stop`, or the end of the interpreter.
+    """
+    with _lock:
+        if not _serving:
+            served = page((), told)
+            thread = threading.Thread(target=served.serve, name="tritium-ui", daemon=True)
+            thread.start()
+            _serving.append((served, thread))
+            atexit.register(stop)
+        served = _serving[0][0]
+        return f"{served.url}#{served.runs.add(run_dir, here)}"
+
+
+def stop() -> None:
+    """End the server of this process, if there is one."""
+    with _lock:
+        while _serving:
+            served, thread = _serving.pop()
+            served.server.should_exit = True
+            thread.join()
+            atexit.unregister(stop)
 
 
 def _listen(host: str, port: int) -> socket.socket:

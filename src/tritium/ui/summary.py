@@ -30,7 +30,7 @@ from tritium.observe.position import TrainingPosition
 from tritium.observe.verdict import verdict
 from tritium.ui.entries import Entries, ended, formed
 from tritium.ui.series import Curves, Rates
-from tritium.ui.told import Told, told
+from tritium.ui.told import Teller, Told
 
 
 class Summary:
@@ -39,8 +39,8 @@ class Summary:
     Not thread-safe.
     """
 
-    def __init__(self, run_dir: str) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: str, told: Teller) -> None:
+        self.run_dir, self._told = run_dir, told
         self.run = self.started = ""
         self.ended: RunEnded | None = None
         self.failure: Told | None = None
@@ -54,7 +54,7 @@ class Summary:
         self._ranks: dict[int, dict[str, Any]] = {}
         self._rows: dict[str, dict[int, dict[str, Any]]] = {}
         self._traces: dict[int, dict[str, Any]] = {}
-        self._entries = Entries(run_dir)
+        self._entries = Entries(run_dir, told)
 
     def event(self, event: Event) -> None:
         """Take one event; kinds that the page does not show are ignored."""
@@ -146,7 +146,7 @@ class Summary:
     # ---- Faults
 
     def _on_failed(self, event: GangFailed) -> None:
-        self.failure = told(event.fields(), self.run_dir)
+        self.failure = self._told(event.fields(), self.run_dir)
         if event.rank >= 0:
             how = f"killed by {event.signal}" if event.signal else event.how
             self._rank(event.rank).update(state=how, host=event.host)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import fsspec
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 import tritium as tr
-from tritium.errors import BadSetting, RankFailed
-from tritium.events import CheckpointSaved, EpochCounted, GangStalled, Logged, RunOpened, stamped
+from tritium.errors import BadSetting, RankFailed, WrongVersion
+from tritium.events import CheckpointSaved, EpochCounted, GangFormed, GangStalled, Logged, RunOpened, stamped
+from tritium.gang.driver.told import told
 from tritium.ui import app, logs, server
 from tritium.ui.entries import KEPT
 from tritium.ui.folder import RunFolder, runs_in
@@ -28,7 +33,7 @@ TOKEN = "a-token"
 
 def client(*urls: str, host: str = "127.0.0.1", called: str = "127.0.0.1:8000", allow: tuple[str, ...] = ()) -> Any:
     return TestClient(
-        app.application(Runs(urls), TOKEN, host, allow), f"http://{called}", raise_server_exceptions=False
+        app.application(Runs(urls, told), TOKEN, host, allow), f"http://{called}", raise_server_exceptions=False
     )
 
 
@@ -86,6 +91,7 @@ class TestWhoIsRefused:
     def test_whoever_would_change_something(self, method: str, tmp_path: Path) -> None:
         assert client(str(tmp_path)).request(method, f"/api/runs?token={TOKEN}").status_code == 405
 
+    @pytest.mark.processes
     def test_other_files(self, killed: Path) -> None:
         pages = client(str(killed))
         for path in ("/static/..%2fapp.py", "/static/uPlot.LICENSE", "/api/runs/..%2f..%2fetc/log", "/api/runs/0/log"):
@@ -99,9 +105,10 @@ class TestWhoIsRefused:
         assert "http" not in answer.text.replace("http-equiv", "")
 
 
+@pytest.mark.processes
 class TestAKilledRank:
     def test_the_first_line_says_what_failed_and_where(self, killed: Path) -> None:
-        parts, more = RunView(RunFolder(str(killed))).sections()
+        parts, more = RunView(RunFolder(str(killed)), told).sections()
         assert not more
         head = parts["head"]
         assert head["status"] == "failed"
@@ -129,7 +136,7 @@ class TestAKilledRank:
         store.put(str(killed), "/ui-test/runs/killed", recursive=True)
         try:
             (place,) = runs_in("memory://ui-test/runs")
-            parts, _ = RunView(place).sections()
+            parts, _ = RunView(place, told).sections()
             assert parts["head"]["status"] == "failed"
             assert set(parts["logs"]) == {"0", "1"}
         finally:
@@ -141,7 +148,7 @@ class TestAKilledRank:
         file.write_bytes(b"".join(lines[:4]) + lines[4][:20])
 
         async def changes() -> tuple[dict[str, Any], dict[str, Any]]:
-            stream = app._changes(RunView(RunFolder(str(tmp_path))), lambda: False)
+            stream = app._changes(RunView(RunFolder(str(tmp_path)), told), lambda: False)
             first = await anext(stream)
             file.write_bytes(b"".join(lines))
             second = await anext(stream)
@@ -157,11 +164,12 @@ class TestAKilledRank:
     def test_one_line_of_a_later_version_hides_nothing_else(self, killed: Path, tmp_path: Path) -> None:
         later = b'{"kind": "of a later version"}\nnot json\n'
         (tmp_path / "events.jsonl").write_bytes(later + (killed / "events.jsonl").read_bytes())
-        parts, _ = RunView(RunFolder(str(tmp_path))).sections()
+        parts, _ = RunView(RunFolder(str(tmp_path)), told).sections()
         assert parts["head"]["unread"] == 2
         assert parts["head"]["failure"]
 
 
+@pytest.mark.processes
 def test_a_driver_that_was_killed_is_told(killed: Path, tmp_path: Path) -> None:
     facts = json.loads((killed / "run.json").read_text())
     pid = os.fork()
@@ -170,7 +178,7 @@ def test_a_driver_that_was_killed_is_told(killed: Path, tmp_path: Path) -> None:
     os.waitpid(pid, 0)
     (tmp_path / "run.json").write_text(json.dumps({**facts, "pid": pid}))
     (tmp_path / "events.jsonl").write_bytes(b"".join((killed / "events.jsonl").read_bytes().splitlines(True)[:4]))
-    parts, _ = RunView(RunFolder(str(tmp_path))).sections()
+    parts, _ = RunView(RunFolder(str(tmp_path)), told).sections()
     assert parts["head"]["status"] == "gone"
     assert f"process {pid}" in parts["head"]["failure"]
 
@@ -267,7 +275,7 @@ class TestNumbers:
 
 class TestSummary:
     def test_entries_of_checkpoints_push_no_other_out(self) -> None:
-        summary = Summary("/run")
+        summary = Summary("/run", told)
         summary.event(stamped(RunOpened(settings={}, versions={})))
         for step in range(3 * KEPT):
             summary.event(stamped(CheckpointSaved(rank=0, step=step, bytes=1, seconds=0.1, path="p")))
@@ -276,7 +284,7 @@ class TestSummary:
         assert events[0]["text"] == "the run began"
 
     def test_a_stall_that_is_only_reported_ends_with_the_next_step(self) -> None:
-        summary = Summary("/run")
+        summary = Summary("/run", told)
         summary.event(stamped(GangStalled(text="rank 0 on a hangs.\n\nWhere", rank=0)))
         parts = summary.sections()
         assert parts["head"]["stall"]
@@ -288,7 +296,7 @@ class TestSummary:
         assert parts["ranks"][0]["state"] == "running"
 
     def test_rows_by_shard(self) -> None:
-        summary = Summary("/run")
+        summary = Summary("/run", told)
         summary.event(stamped(EpochCounted(rank=0, name="train", steps=3, rows=7, used=7, padded=2)))
         assert (
             summary.sections()["data"]["train"][0] | {"padded": 2, "used": 7} == summary.sections()["data"]["train"][0]
@@ -296,6 +304,51 @@ class TestSummary:
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
-    first = server.page([str(tmp_path)])
+    first = server.page([str(tmp_path)], told)
     with first.socket, pytest.raises(BadSetting, match="The page can't listen on 127"):
-        server.page([str(tmp_path)], port=first.socket.getsockname()[1])
+        server.page([str(tmp_path)], told, port=first.socket.getsockname()[1])
+
+
+@pytest.fixture
+def _stopped() -> Iterator[None]:
+    yield
+    server.stop()
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("_stopped")
+@pytest.mark.parametrize("scheme", ["", "file://"])  # A store is written when the run has ended, and seen before that.
+def test_a_driver_serves_its_runs(scheme: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    go_on = tmp_path / "go on"
+
+    def train() -> None:
+        tr.world().log(step=0, loss=1.0)
+        while not go_on.exists():
+            time.sleep(0.01)
+
+    def parts_until(text: str) -> None:
+        with httpx.stream("GET", f"{base}api/runs/{key}/events?{query}", timeout=60) as answer:
+            assert any(text in line for line in answer.iter_lines())
+
+    run_dir = f"{scheme}{tmp_path}/run"
+    with tr.submit(train, ranks=1, on="driver", ui=True, output="none", run_dir=run_dir) as run:
+        events = run.events()
+        while not isinstance(next(events), GangFormed):
+            pass
+        address = re.search(r"the page of this run: (\S+)", capfd.readouterr().out)
+        assert address
+        base, query, key = re.split("[?#]", address[1])
+        parts_until('"metric loss"')
+        go_on.touch()
+        run.result(60)
+    parts_until('"status": "succeeded"')
+    assert query not in (tmp_path / "run" / "events.jsonl").read_text()
+    (row,) = httpx.get(f"{base}api/runs?{query}").json()
+    assert (row["status"], row["path"]) == ("succeeded", run_dir)
+
+
+def test_a_page_that_cannot_be_served_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(WrongVersion, match=r"pip install 'tritium\[ui\]'"):
+        tr.launch(lambda: None, on="here", ui=True, run_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -78,6 +78,8 @@ class Recorder:
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
             if self._opened is None:
+                if self._gang.ui:
+                    self._check_page()
                 try:
                     log = RunLog(self.run_dir, self._settings)
                 except Exception as error:
@@ -88,11 +90,25 @@ class Recorder:
                     ) from error
                 shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
                 progress = Progress(self._gang.most, title=self._title, **shown)
+                if self._gang.ui:
+                    self._show_page(log, progress)
                 self._opened = log, progress
                 self.stream.add(log.opened)
                 for text in self._notes:
                     self._record(Note(text=text), *self._opened)
             return self._opened
+
+    def _check_page(self) -> None:
+        from tritium.ui.server import check_installed
+
+        check_installed()
+
+    def _show_page(self, log: RunLog, progress: Progress) -> None:
+        """Serve the run's page, and show its address, which is not recorded: its token is a secret."""
+        from tritium.gang.driver.told import told
+        from tritium.ui.server import show
+
+        progress.event(Note(text=f"the page of this run: {show(self.run_dir, str(log.folder), told)}"))
 
     def event(self, event: Event) -> None:
         """Record an event. The first one makes the run directory: BadSetting when that fails."""

@@ -43,8 +43,7 @@ def ready(plan: dict[str, Any], weights: Callable[[], Buffer], *, cpus: int, gpu
         if plan["transform"] is not None:
             engine = copy.copy(kept)  # The kept one serves every model of these weights and this code.
             engine.transform = unpickled(plan["transform"], "transforms the inputs")
-        yield engine
-        del kept  # Until here it is used, and so isn't restored a second time.
+        yield engine  # Meanwhile `kept` is referred to here, so that it is not restored a second time.
 
 
 def imported(plan: dict[str, Any]) -> Framework | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,17 @@ import pytest
 import torch
 from torch import nn
 
+import engines
 import tritium as tr
-from device_processes import end, running
+from device_processes import end, plan_of, running
+from tritium import ship
 from tritium.errors import ModelError, WireError
-from tritium.model.calls import CallState, Computing
+from tritium.model.calls import CallState
 from tritium.model.score import Scorer
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict import device_engine, engine_process
 from tritium.predict.array_channel import ArrayChannel, Raised
 from tritium.predict.device_engine import connected, is_needed
-from tritium.predict.spark import _plan
 
 SIGNATURE = Signature((Input("x", ("a", "b"), "float32", (2,)),), (Output("y"), Output("pid", dtype="int64")))
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="engine processes are for Linux")
@@ -58,17 +61,14 @@ class Module(nn.Module):
 
 
 def plan(more: float, place: Path) -> tuple[dict[str, Any], Any]:
-    model = tr.Model(Module(more, str(place)), SIGNATURE)
-    parts = model.engine.save(by_value=True)
-    sent = SimpleNamespace(value=[bytes(piece) for piece in parts.weights.stream()])
-    settings = {"computes": Computing(), "device": "cpu:0", "transform": None}
-    return {**_plan(model, parts, f"{parts.weights.digest()}.safetensors"), **settings}, sent
+    return plan_of(tr.Model(Module(more, str(place)), SIGNATURE))
 
 
 @pytest.fixture(autouse=True)
 def _an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give the test a directory as an executor has it, and end the processes that would wait for another task."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # ONNX Runtime writes a file of its own.
     yield
     end()
 
@@ -162,6 +162,46 @@ def test_it_ends_when_nobody_has_called_for_a_while(monkeypatch: pytest.MonkeyPa
         assert server.is_alive()  # It has a client, which is slow.
         client.close()
         server.join()
+
+
+class Endless(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        threading.Event().wait()
+
+
+def test_a_call_without_an_end_is_given_up_after_its_task_has_ended() -> None:
+    """Else every other task would wait."""
+    signature = Signature(SIGNATURE.inputs, (Output("y"),))
+    program = (
+        "import sys; from tritium.predict import engine_process as process; "
+        "process._ABANDONED_SECONDS = 1; process.main(sys.argv[1])"
+    )
+    name = f"\0tritium-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(name)
+        listener.listen()
+        client.connect(name)
+        order = json.dumps({"listener": listener.fileno(), "daemon": os.getpid(), "path": ship.importable()})
+        command = [sys.executable, "-c", program, order]
+        with subprocess.Popen(command, pass_fds=[listener.fileno()]) as process:
+            client.recv(8)
+            one, sent = plan_of(tr.Model(Endless(), signature))
+            weights = os.memfd_create("weights")
+            os.write(weights, b"".join(sent.value))
+            channel = ArrayChannel.opened(client, weights)
+            os.close(weights)
+            channel.send((one, 1, []))
+            assert channel.receive() is None
+            channel.send((rows(1), ["y"]))
+            channel.close()
+            assert process.wait(60) == 1
+
+
+def test_an_onnx_file() -> None:
+    case = engines.case_of("onnx")
+    batch = {"x": np.arange(8, dtype=np.float32).reshape(4, 2)}
+    with connected(*plan_of(case.model()), cpus=1, gpus=[]) as engine:
+        np.testing.assert_allclose(engine.call(batch, ["scores"])["scores"], case.scores(batch["x"]), rtol=1e-6)
 
 
 def test_an_error_arrives_as_it_is() -> None:

@@ -161,6 +161,16 @@ def test_only_a_part_whose_rows_have_changed_is_computed_again(
     assert same_rows(spark.read.parquet(f"{tmp_path}/scored"), model.transform(fewer))
 
 
+def test_parts_that_have_moved_in_the_source_stay_known(spark: Any, model: TorchModel, tmp_path: Path) -> None:
+    score(model, table(spark), tmp_path)
+    others = table(spark).where("id < 100").withColumn("id", F.col("id") + 5000)
+    moved = others.union(table(spark))  # Each partition comes PARTITIONS later.
+    assert score(model, moved, tmp_path).scored == 100
+    assert score(model, moved, tmp_path).scored == 0
+    assert score(model, others, tmp_path).scored == 0
+    assert same_rows(spark.read.parquet(f"{tmp_path}/scored"), model.transform(others))
+
+
 def test_a_file_that_is_gone_from_the_target_is_written_again(spark: Any, model: TorchModel, tmp_path: Path) -> None:
     score(model, table(spark), tmp_path)
     next(Path(tmp_path, "scored").glob("part-00004-*.parquet")).unlink()

@@ -98,7 +98,7 @@ class ParquetTarget(Target):
     def write(self, scored: DataFrame, part: Part) -> dict[str, Any]:
         name = f"{self._stage}/{part.id}"
         scored.write.parquet(f"{self.path.rstrip('/')}/{name}")
-        return {"files": [file for file in self._folder.names(name) if not file.startswith(_HIDDEN)]}
+        return {"files": [file for file in self._folder.names(name) if not file.startswith(_HIDDEN)], "at": part.first}
 
     def is_there(self, part: Part) -> bool:
         staged = set(self._folder.names(f"{self._stage}/{part.id}"))
@@ -279,8 +279,11 @@ def _reason(error: Exception) -> str:
 
 
 def _final(file: str, part: Part) -> str:
-    """Return the name of a part's file in the target: numbered by the source partition, not by the job's task."""
-    return _TASK.sub(lambda match: f"part-{part.first + int(match[1]):05d}-", file, count=1)
+    """Return the name of a part's file in the target: numbered by the source partition, not by the job's task.
+
+    It stays when the partitions move in the source.
+    """
+    return _TASK.sub(lambda match: f"part-{part.output['at'] + int(match[1]):05d}-", file, count=1)
 
 
 def _described(spark: Any, name: str) -> dict[str, str]:

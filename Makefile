@@ -62,7 +62,7 @@ matrix: setup    ## the core suite on each Spark and Python, into docs/clusters/
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
 	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_REPEATS=3 \
-	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/faults
+	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/faults tests/servers/test_stream_killed.py
 
 oracle: setup    ## ORACLE_ROUNDS=200 random trainings of LightGBM and splits of rows, compared with what they should be
 	@TRITIUM_ORACLE_ROUNDS=$(ORACLE_ROUNDS) $(BIN)/python -m pytest -q -n $(or $(WORKERS),2) \

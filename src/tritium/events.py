@@ -217,13 +217,34 @@ class RunEnded(Event, kind="ended"):
 class ModelVersion(Event, kind="model_version"):
     """A streaming query takes a newer version of the model that it follows, or refuses it.
 
-    path    : the directory of versions.
+    path    : the directory of versions, or the alias of MLflow's registry.
     refused : the reason; None where it is taken.
     """
 
     path: str
     version: int
     refused: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchScored(Event, kind="micro_batch"):
+    """A streaming query has scored a micro-batch, and its transformer has `metrics`.
+
+    metrics                    : the value of that parameter, which each query's transformer has to itself.
+    query                      : the id of the query, which it keeps when it is started again.
+    model_ms_p50, model_ms_p99 : how long the calls took in which rows were scored, in milliseconds.
+    model_rows_per_second      : the speed of one task.
+    model_version              : of a model that follows.
+    """
+
+    metrics: str
+    query: str
+    batch: int
+    rows: int
+    model_ms_p50: float | None = None
+    model_ms_p99: float | None = None
+    model_rows_per_second: float | None = None
+    model_version: int | None = None
 
 
 # ---- Rows

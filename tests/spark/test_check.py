@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import warnings
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,6 @@ def test_a_stream(spark: Any, tmp_path: Path) -> None:
     query = transformer.transform(stream).writeStream.format("noop").trigger(availableNow=True).start()
     query.awaitTermination()
     assert counted(transformer.checks(query)) == (4, {"temp": 0, "hum": 0}, {"temp": 2, "hum": 1})
-    with pytest.raises(BadSetting, match="check='warn' is for batches"):
-        transformer.setParams(check="warn").transform(stream)
 
 
 def test_words_and_arrays(spark: Any) -> None:
@@ -108,6 +107,25 @@ def test_a_warning_after_the_action(spark: Any, monkeypatch: pytest.MonkeyPatch)
     scored.collect()
     waiting.join(30)
     assert ["'temp' is outside 0 to 1 in 2 (50.0%)" in text for text in said] == [True]
+
+
+def test_a_stream_warns_of_each_column_once(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(warnings, "warn", lambda text, *_, **__: said.put(text))
+    source = tmp_path / "source"
+    source.mkdir()
+    stream = spark.readStream.schema("temp double, hum double").json(str(source))
+    transformer = model_of(ROWS).transformer(check="warn", on_error="null")
+    query = transformer.transform(stream).writeStream.format("noop").start()
+    for name, temp, hum in (("0", 0.5, 2.0), ("1", 7.0, 2.0), ("2", 8.0, 2.0), ("3", 9.0, 9.0)):
+        Path(source, f".{name}").write_text(f'{{"temp": {temp}, "hum": {hum}}}')
+        Path(source, f".{name}").rename(source / name)
+        query.processAllAvailable()
+    first, second = said.get(timeout=60), said.get(timeout=60)
+    query.stop()
+    assert "Micro-batch 1, 1 rows scored: 'temp' is outside 0 to 1 in 1 (100.0%)." in first
+    assert "Micro-batch 3, 1 rows scored: 'hum' is outside 1 to 4 in 1 (100.0%)." in second
+    assert said.empty()
 
 
 def test_bad_input(spark: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 import tritium as tr
-from tritium.events import ModelVersion
+from tritium.events import Event, MicroBatchScored, ModelVersion
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict import following
 
@@ -42,9 +42,24 @@ def _a_short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "GRACE", 0.2)
 
 
+class Events:
+    """The events of queries, by kind."""
+
+    def __init__(self) -> None:
+        self.versions: queue.Queue[ModelVersion] = queue.Queue()
+        self.batches: queue.Queue[MicroBatchScored] = queue.Queue()
+
+    def put(self, event: Event) -> None:
+        """Take an event."""
+        if isinstance(event, ModelVersion):
+            self.versions.put(event)
+        elif isinstance(event, MicroBatchScored):
+            self.batches.put(event)
+
+
 @pytest.fixture
-def events() -> Iterator[queue.Queue[ModelVersion]]:
-    had: queue.Queue[ModelVersion] = queue.Queue()
+def events() -> Iterator[Events]:
+    had = Events()
     with tr.listen(had.put):
         yield had
 
@@ -83,7 +98,7 @@ class Query:
 
 @pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_a_query_takes_newer_versions_and_refuses_what_does_not_fit(
-    cluster: Any, tmp_path: Path, events: queue.Queue[ModelVersion], saved_elsewhere: None
+    cluster: Any, tmp_path: Path, events: Events, saved_elsewhere: None
 ) -> None:
     path = str(tmp_path / "models")
     assert tr.publish(adding(10), path) == 1
@@ -92,28 +107,32 @@ def test_a_query_takes_newer_versions_and_refuses_what_does_not_fit(
     try:
         assert query.batch() == [(1, 10.0)]
         assert tr.publish(adding(20), path) == 2
-        assert events.get(timeout=SECONDS).version == 2
+        assert events.versions.get(timeout=SECONDS).version == 2
         assert query.until(2) == (2, 20.0)
         assert tr.publish(adding(30, ("a", "c")), path) == 3
-        assert "its inputs are" in str(events.get(timeout=SECONDS).refused)
+        assert "its inputs are" in str(events.versions.get(timeout=SECONDS).refused)
         damaged = tmp_path / "damaged"
         adding(40).save(str(damaged))
         weights = (damaged / "model.safetensors").read_bytes()
         (damaged / "model.safetensors").write_bytes(weights[:-1] + b"!")
         shutil.move(damaged, tmp_path / "models" / "4")
-        assert "damaged" in str(events.get(timeout=SECONDS).refused)
+        assert "damaged" in str(events.versions.get(timeout=SECONDS).refused)
         module = type("Own", (nn.Linear,), {})(2, 1)
         assert tr.publish(tr.Model(module, SIGNATURE), path) == 5
-        assert "trusted" in str(events.get(timeout=SECONDS).refused)
+        assert "trusted" in str(events.versions.get(timeout=SECONDS).refused)
         assert query.batch() == [(2, 20.0)]
         assert tr.publish(f"{path}/1", path) == 6
-        assert events.get(timeout=SECONDS) == ModelVersion(path=path, version=6, time=ANY)
+        assert events.versions.get(timeout=SECONDS) == ModelVersion(path=path, version=6, time=ANY)
         assert query.until(6) == (6, 10.0)
         observed = [p["observedMetrics"]["bikes"] for p in query.query.recentProgress if p["numInputRows"]]
         assert {row["rows"] for row in observed} == {10}
         assert sorted({row["model_version"] for row in observed}) == [1, 2, 6]
         assert all(0 < row["model_ms_p50"] <= row["model_ms_p99"] < 1000 * SECONDS for row in observed)
         assert all(row["model_rows_per_second"] > 0 for row in observed)
+        for row in observed:  # An event says the same of each micro-batch.
+            event = events.batches.get(timeout=SECONDS)
+            assert (event.metrics, event.query) == ("bikes", str(query.query.id))
+            assert {name: getattr(event, name) for name in row.asDict()} == row.asDict()
     finally:
         query.query.stop()
         model.stop_following()

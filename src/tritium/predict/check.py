@@ -14,6 +14,7 @@ from tritium.errors import BadSetting, TritiumWarning
 from tritium.model.ranges import bounds_of, table_of_inputs
 from tritium.model.signature import Signature
 from tritium.spark import is_connect
+from tritium.spark.progress import on_micro_batch
 
 _MOST_WORDS = 10_000  # Words of a vocabulary that Spark is given to compare with.
 _MORE_NULLS = 0.01
@@ -41,20 +42,23 @@ class Checks:
 
     def problems(self) -> list[str]:
         """Return a clause for each column that is unlike the training's."""
-        clauses = []
+        return list(self.problem_of().values())
+
+    def problem_of(self) -> dict[tuple[str, str], str]:
+        """Return the clauses: what is counted, and of which column → the clause."""
+        clauses = {}
         for column, count in self.outside.items():
             if count:
                 low, high = self.signature.ranges[column]["range"]
-                clauses.append(f"{column!r} is outside {low:g} to {high:g} in {self._share(count)}")
-        clauses += [
-            f"{column!r} has a word that the training did not have in {self._share(count)}"
-            for column, count in self.unknown.items()
-            if count
-        ]
+                clauses[_OUTSIDE, column] = f"{column!r} is outside {low:g} to {high:g} in {self._share(count)}"
+        for column, count in self.unknown.items():
+            if count:
+                share = self._share(count)
+                clauses[_UNKNOWN, column] = f"{column!r} has a word that the training did not have in {share}"
         for column, count in self.nulls.items():
             before = float(self.signature.ranges.get(column, {}).get("nulls", 0.0))
             if count and (not before or count / self.rows > before + _MORE_NULLS):
-                clauses.append(f"{column!r} is null in {self._share(count)}, and was in {before:.1%}")
+                clauses[_NULLS, column] = f"{column!r} is null in {self._share(count)}, and was in {before:.1%}"
         return clauses
 
     def _share(self, count: int) -> str:
@@ -93,20 +97,37 @@ def observed(signature: Signature, df: Any, check: str) -> tuple[Any, Any]:
             unlike = (bounds[0] < low) | (bounds[1] > high)
         counts.append(F.count_if(unlike).alias(f"{kind}_{i}"))
     name = f"tritium_check_{uuid.uuid4().hex[:8]}"
+    if check == "warn" and is_connect(df.sparkSession):
+        raise BadSetting("Over Spark Connect check='warn' can't be: take 'count', and model.checks().")
     if df.isStreaming:
         if check == "warn":
-            raise BadSetting("check='warn' is for batches. In a stream take 'count', and model.checks(query).")
+            on_micro_batch(df.sparkSession, name, _OfStream(signature).warn)
         return df.observe(name, *counts), name
     observation = Observation(name)
     counting = df.observe(observation, *counts)
     if check == "warn":
-        if is_connect(df.sparkSession):
-            raise BadSetting("Over Spark Connect check='warn' can't be: take 'count', and model.checks().")
         # It waits in the JVM for the first action, and does not hold up the end of the process.
         threading.Thread(
             target=_warn_when_done, args=(signature, observation), name="tritium-check", daemon=True
         ).start()
     return counting, observation
+
+
+class _OfStream:
+    """What was warned of in a stream: each column once, not in every micro-batch."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._warned: set[tuple[str, str]] = set()
+
+    def warn(self, progress: Any, counts: Mapping[str, Any]) -> None:
+        """Warn of the columns that are unlike those of the training for the first time."""
+        checks = checks_of(self._signature, counts)
+        new = {key: clause for key, clause in checks.problem_of().items() if key not in self._warned}
+        if new:
+            self._warned.update(new)
+            text = f"Micro-batch {progress.batchId}, {checks.rows:,} rows scored: {'; '.join(new.values())}."
+            warnings.warn(f"{text} checks(query) counts those of later ones.", TritiumWarning, stacklevel=2)
 
 
 def _warn_when_done(signature: Signature, observation: Any) -> None:

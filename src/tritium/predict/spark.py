@@ -21,12 +21,14 @@ from tritium.data.exchange import pack, takes_bytes
 from tritium.data.schema import Field
 from tritium.data.types import spark_column
 from tritium.errors import BadSetting
+from tritium.events import MicroBatchScored, stamped
 from tritium.model.bad_rows import OnError, check_on_error
 from tritium.model.calls import BatchSize, Computing, check_batch_size
 from tritium.model.engine import Parts, Weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
 from tritium.model.table import fields, mismatch
+from tritium.observe.stream import listeners
 from tritium.predict import weights
 from tritium.predict.following import Followed, Following
 from tritium.predict.worker import result_type, with_errors
@@ -34,6 +36,7 @@ from tritium.spark.inside import jvm_bytes, older
 from tritium.spark.inside.as_rows import as_rows
 from tritium.spark.inside.hangs import refuse_hanging
 from tritium.spark.inside.jvm_bytes import as_bytes_or_array
+from tritium.spark.progress import on_micro_batch
 from tritium.spark.python import drivers_python
 
 if TYPE_CHECKING:
@@ -110,6 +113,8 @@ def score(
     df, kind, extra = as_rows(df, first), result_type(model.signature), None
     kind = with_errors(kind) if errors else kind
     with drivers_python(df.sparkSession):
+        if metrics and df.isStreaming:
+            _report(df.sparkSession, metrics)
         if following is None and not metrics:
             predicted = _predicted(df, "tritium.predict.worker:score", kind, columns, pickle.dumps(plan), sent)
         else:
@@ -186,6 +191,20 @@ def _with_facts(
         percentiles = [F.percentile_approx(took, share / 100).alias(f"model_ms_p{share}") for share in (50, 99)]
         df = df.observe(metrics, F.count(F.lit(1)).alias("rows"), *percentiles, rate, *version)
     return df, name
+
+
+def _report(spark: Any, metrics: str) -> None:
+    """Make an event of what is observed of each micro-batch, for those who listen to the events of this block."""
+    callbacks = listeners()
+    if not callbacks:
+        return
+
+    def scored(progress: Any, observed: Mapping[str, Any]) -> None:
+        event = MicroBatchScored(metrics=metrics, query=str(progress.id), batch=progress.batchId, **observed)
+        for callback in callbacks:
+            callback(stamped(event))
+
+    on_micro_batch(spark, metrics, scored)
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:

@@ -83,8 +83,12 @@ def _classic(master: str, **conf: str) -> Any:
 
 @contextlib.contextmanager
 def _local() -> Iterator[Any]:
+    from pyspark.java_gateway import ensure_callback_server_started
+
     # Most tests that score run here, and each Python worker of theirs would take 2 s for torch (lean/sitecustomize.py).
     spark = _classic("local[2]", **{"spark.executorEnv.TRITIUM_TEST_IMPORTS": "torch"})
+    # The first listener or foreachBatch in Python opens its port, which stays as long as the session.
+    ensure_callback_server_started(spark.sparkContext._gateway)
     yield spark
     spark.stop()
 

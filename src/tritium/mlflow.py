@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tritium.errors import ModelError, WrongVersion
+from tritium.model import registry
 from tritium.model.model import Model, load
 from tritium.model.table import kinds_of_columns
 
 __all__ = ["load_model", "log_model", "save_model"]
 
-_DATA = "model"
 _TYPES = {"string": "string", "binary": "binary", "timestamp": "datetime"}
 _PACKAGES = {
     "torch": ("torch",),
@@ -35,7 +33,7 @@ def save_model(model: Model, path: str, *, input_example: Any = None, **options:
     options       : others of `mlflow.pyfunc.save_model`.
     """
     with _options(model, input_example, options) as arguments:
-        _library().pyfunc.save_model(path, **arguments)
+        registry.library().pyfunc.save_model(path, **arguments)
 
 
 def log_model(model: Model, name: str = "model", *, input_example: Any = None, **options: Any) -> Any:
@@ -44,7 +42,7 @@ def log_model(model: Model, name: str = "model", *, input_example: Any = None, *
     input_example : as for `save_model`. options : others of `mlflow.pyfunc.log_model`: registered_model_name="bikes".
     """
     with _options(model, input_example, options) as arguments:
-        return _library().pyfunc.log_model(name=name, **arguments)
+        return registry.library().pyfunc.log_model(name=name, **arguments)
 
 
 def load_model(uri: str) -> Model:
@@ -52,10 +50,8 @@ def load_model(uri: str) -> Model:
 
     As with any model of MLflow, loading it runs its code. Raises ModelError where it is no model of Tritium.
     """
-    folder = os.path.join(_library().artifacts.download_artifacts(uri), "data", _DATA)
-    if not os.path.isdir(folder):
-        raise ModelError(f"The MLflow model {uri!r} is none of Tritium's: it has no data/{_DATA}.", path=uri)
-    return load(folder, trusted=True)
+    with registry.downloaded(uri) as folder:
+        return load(folder, trusted=True)
 
 
 class _Predictor:
@@ -82,12 +78,12 @@ def _load_pyfunc(path: str, model_config: Any = None) -> _Predictor:
 @contextmanager
 def _options(model: Model, input_example: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the arguments of MLflow's own functions for a saved copy of the model."""
-    _library()
+    registry.library()
     with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
-        model.save(os.path.join(folder, _DATA))
+        model.save(os.path.join(folder, registry.FOLDER))
         yield {
             "loader_module": __name__,
-            "data_path": os.path.join(folder, _DATA),
+            "data_path": os.path.join(folder, registry.FOLDER),
             "signature": _signature(model),
             "input_example": input_example,
             "pip_requirements": _requirements(model.engine.name),
@@ -121,14 +117,3 @@ def _requirements(engine: str) -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _library() -> Any:
-    try:
-        import mlflow.pyfunc
-    except ModuleNotFoundError as error:
-        raise WrongVersion(
-            f"tritium.mlflow needs MLflow, which {sys.executable} does not have: pip install 'tritium[mlflow]'.",
-            library="mlflow",
-        ) from error
-    return mlflow

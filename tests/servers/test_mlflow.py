@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +18,7 @@ import engines
 import settled
 import tritium as tr
 import tritium.mlflow
+from mlflow_server import answering
 from tritium.errors import BadRow, ModelError
 
 settled.keras_on_torch()
@@ -82,43 +78,13 @@ def test_another_models_uri(store: Path, tmp_path: Path) -> None:
         tritium.mlflow.load_model(str(tmp_path / "other"))
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Yield the URL of `mlflow models serve` with the model in this folder."""
-    with socket.socket() as probe:  # MLflow takes no port 0.
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local"]
-    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-        env={**os.environ, **path},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=(errors := (folder.parent / "errors").open("w")),
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            assert process.poll() is None, (folder.parent / "errors").read_text()
-            try:
-                if httpx.get(f"{url}/ping").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)  # The server tells nobody when it listens.
-        yield url
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait(30)
-        errors.close()
-
-
 def test_the_server_scores_the_same_numbers(tmp_path: Path) -> None:
     case, frame = engines.case_of("torch"), engines.rows(20)
     model: tr.Model = case.model()
     tritium.mlflow.save_model(model, str(tmp_path / "model"), input_example=frame[["a", "b"]][:3])
     records = frame[["a", "b"]].to_dict("records")
-    with served(tmp_path / "model") as url:
+    serve = ["models", "serve", "-m", str(tmp_path / "model"), "--env-manager", "local"]
+    with answering(serve, "/ping", tmp_path) as url:
         answer: Any = httpx.post(f"{url}/invocations", json={"dataframe_records": records}, timeout=60).json()
         records[4]["a"] = None
         body = {"dataframe_records": records, "params": {"on_error": "column"}}

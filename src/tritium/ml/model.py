@@ -200,14 +200,16 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         this model: a warning and the event `ModelVersion` say why, and the version before goes on. Version 0 is this
         model itself, where there is no other.
 
-        path    : the directory of versions that `tr.publish` fills, local or any fsspec URL.
+        path    : the directory of versions that `tr.publish` fills, local or any fsspec URL; or an alias of MLflow's
+                  registry, "models:/bikes@champion", whose version is then the newest (needs tritium[mlflow], and
+                  `spool` for a stream).
         every   : how often a stream looks for a newer version: "30s", "5m", or seconds. It is taken at the latest
                   after twice this time and 5 s.
         trusted : the code of the versions that may run, as of `tr.load`.
         spool   : a directory that the driver writes and the executors read, local to all or any fsspec URL. None: a
                   directory in `path`.
 
-        Raises BadSetting, and ModelError where there is no such directory.
+        Raises BadSetting, ModelError where there is no such directory, and MlflowException where no such alias is.
         """
         Trust.of(trusted)
         versions(path)

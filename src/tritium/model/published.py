@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tritium.errors import BadSetting, ModelError
-from tritium.model import files
+from tritium.model import files, registry
 from tritium.model.model import Model
 
 _CLAIM = ".publishing"
 
 
-def publish(model: Any, path: str) -> int:
+def publish(model: Any, path: str, *, keep: int | None = None) -> int:
     """Publish a model as the next version in a directory, and return its number, from 1.
 
     A version is there as a whole or not at all: `path/7/` appears by one rename on a local disk, and counts from the
@@ -21,9 +23,21 @@ def publish(model: Any, path: str) -> int:
     model : a `tr.Model`, a transformer such as TorchModel, or the path of a saved model, whose files are copied and
             whose code does not run.
     path  : a local path or any fsspec URL; it is made where it does not exist.
+    keep  : how many versions stay, the new one included; older ones are removed. No running query needs them: each has
+            a copy of the version that it uses. None: all stay.
 
     Raises BadSetting for anything else, and ModelError for a saved model that is damaged.
     """
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise BadSetting(
+            f"keep={keep!r}: give the number of versions that stay, from 1, or None for all.", setting="keep"
+        )
+    if registry.is_registered(path):
+        raise BadSetting(
+            f"publish fills a directory, and {path!r} is in MLflow's registry: tritium.mlflow.log_model(model) with "
+            "the name of the registered model adds a version there.",
+            setting="path",
+        )
     source = getattr(model, "model", model)
     if not isinstance(source, (Model, str)):
         raise BadSetting(f"publish takes a model, or the path of a saved one, and got {model!r:.100}.", setting="model")
@@ -46,7 +60,22 @@ def publish(model: Any, path: str) -> int:
             source.save(target)
     finally:
         store.rm_file(claim)
+    if keep is not None:
+        _remove_before(path, keep)
     return number
+
+
+def _remove_before(path: str, keep: int) -> None:
+    """Remove the versions before the newest `keep`, and what an earlier removal that was killed has left."""
+    store, root, local = files.opened(path)
+    newest = versions(path)[:keep]
+    store.invalidate_cache()
+    names = set(_names(store, root))
+    for number in sorted(n for n in map(_number, names) if 0 < n < newest[-1] and f"{n}{_CLAIM}" not in names):
+        # The manifest first: without it there is no version, whatever else is left.
+        for file in (f"{root}/{number}/{files.MANIFEST}", f"{root}/{number}"):
+            with contextlib.suppress(FileNotFoundError):  # Another process removes it, too.
+                files.remove(store, local, file, recursive=file.endswith(f"/{number}"))
 
 
 def version_path(path: str, number: int) -> str:
@@ -54,8 +83,20 @@ def version_path(path: str, number: int) -> str:
     return f"{path.rstrip('/')}/{number}"
 
 
+def local_copy(path: str, number: int) -> AbstractContextManager[str]:
+    """Return the directory of a version, within a block: of MLflow's registry, that of a copy."""
+    if registry.is_registered(path):
+        return registry.downloaded(registry.uri_of(path, number))
+    return contextlib.nullcontext(version_path(path, number))
+
+
 def versions(path: str) -> list[int]:
-    """Return the numbers of the complete versions, the newest first. Raises ModelError where there is no directory."""
+    """Return the numbers of the complete versions, the newest first; of an alias in MLflow's registry the one it names.
+
+    Raises ModelError where there is no directory, and MlflowException where there is no such alias.
+    """
+    if registry.is_registered(path):
+        return [registry.version_of(path)]
     store, root, _ = files.opened(path, shared=True)
     store.invalidate_cache()
     if not store.isdir(root):

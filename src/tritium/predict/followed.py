@@ -23,7 +23,9 @@ from tritium.predict.weights import scratch
 
 _CHUNK = 16 << 20
 _DECISIONS_KEPT = 16
-_decided: OrderedDict[tuple[str, int], tuple[int, bytes, Any]] = OrderedDict()
+Decision = tuple[int, int, bytes, Any]
+"""Its order among those of the query, from 0; the version's number, its plan, and its weights."""
+_decided: OrderedDict[tuple[str, int], Decision] = OrderedDict()
 
 
 def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Array]:
@@ -37,19 +39,19 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
               all rows.
     """
     facts = pickle.loads(payload)
-    following, decision = facts["following"], (0, facts["plan"], sent)
+    following, decision = facts["following"], (0, 0, facts["plan"], sent)
     first = next((batch for batch in batches if len(_columns(batch)[0])), None)
     if first is None:
         return
     if following is not None:
-        decision = _decision(following, (following["number"], *decision[1:]), first[-1][0].as_py())
+        decision = _decision(following, (0, following["number"], *decision[2:]), first[-1][0].as_py())
     source = _Source(itertools.chain([first], batches), drop_last=following is not None)
-    results, begun = worker.score(decision[1], decision[2], source.batches()), time.perf_counter()
+    results, begun = worker.score(decision[2], decision[3], source.batches()), time.perf_counter()
     for result in results:
         took = time.perf_counter() - begun - source.seconds
         values = {"result": result}
         if following is not None:
-            values["version"] = _repeated(decision[0], len(result), pa.int64())
+            values["version"] = _repeated(decision[1], len(result), pa.int64())
         if facts["timed"]:
             values["milliseconds"] = _repeated(took * 1000, len(result), pa.float64())
             values["beside"] = _repeated(len(result), len(result), pa.int64())
@@ -82,8 +84,8 @@ def _repeated(value: float, count: int, kind: pa.DataType) -> pa.Array:
     return pa.array([value], kind).take(pa.array(np.zeros(count, np.int8)))
 
 
-def _decision(facts: dict[str, Any], first: tuple[int, bytes, Any], moment: int) -> tuple[int, bytes, Any]:
-    """Return the number, plan and weights of the version that holds at a moment: the last one decided, else `first`.
+def _decision(facts: dict[str, Any], first: Decision, moment: int) -> Decision:
+    """Return the decision that holds at a moment: the last one, else `first`.
 
     A decision holds from a multiple of `every`. So the spool is read once in each such interval.
     """
@@ -93,11 +95,12 @@ def _decision(facts: dict[str, Any], first: tuple[int, bytes, Any], moment: int)
         best = first
         known = [decision for (name, before), decision in _decided.items() if name == key[0] and before < interval]
         best = max([best, *known], key=lambda decision: decision[0])
-        for number, decision in _decisions(facts, best[0]):
+        for order, decision in _decisions(facts, best[0]):
             if decision["since"] <= interval * facts["every"]:
                 name = pickle.loads(decision["plan"])["weights"]
-                best = (number, decision["plan"], Spooled(f"{facts['spool']}/{name}", decision["sums"]))
-                _forget(facts["id"], number)
+                weights = Spooled(f"{facts['spool']}/{name}", decision["sums"])
+                best = (order, decision["number"], decision["plan"], weights)
+                _forget(facts["id"], order)
                 break
         while len(_decided) >= _DECISIONS_KEPT:
             _decided.popitem(last=False)
@@ -106,16 +109,16 @@ def _decision(facts: dict[str, Any], first: tuple[int, bytes, Any], moment: int)
 
 
 def _decisions(facts: dict[str, Any], after: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the decisions for versions above `after`, the newest first."""
+    """Yield the decisions after the one of order `after`, the newest first."""
     store, root = file_system.opened(facts["spool"], shared=True)
     store.invalidate_cache()
     names = (name.rstrip("/").rpartition("/")[2] for name in store.ls(root, detail=False))
-    for number in sorted((int(n) for n in names if n.isdigit() and int(n) > after), reverse=True):
-        signed = store.cat_file(f"{root}/{number}")
+    for order in sorted((int(n) for n in names if n.isdigit() and int(n) > after), reverse=True):
+        signed = store.cat_file(f"{root}/{order}")
         signature, body = signed[:32], signed[32:]
         if not hmac.compare_digest(signature, hmac.digest(facts["key"], body, hashlib.sha256)):
-            raise ModelError(f"{facts['spool']}/{number} is damaged, or not by this query's driver. It is not used.")
-        yield number, pickle.loads(body)
+            raise ModelError(f"{facts['spool']}/{order} is damaged, or not by this query's driver. It is not used.")
+        yield order, pickle.loads(body)
 
 
 class Spooled:
@@ -137,11 +140,11 @@ class Spooled:
             raise ModelError(f"{self._path} is damaged: its SHA-256 is not {self._sums['sha256'][:12]}….")
 
 
-def _forget(name: str, number: int) -> None:
+def _forget(name: str, order: int) -> None:
     """Remove this executor's weights of versions that no micro-batch needs any more; who has mapped them keeps them."""
     folder = scratch()
     for entry in os.listdir(folder) if folder else ():
         parts = entry.removeprefix("tritium-").split("-")
-        if entry.startswith(f"tritium-{name}-") and int(parts[1]) < number - 1:
+        if entry.startswith(f"tritium-{name}-") and int(parts[1]) < order - 1:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(str(folder), entry))

@@ -22,19 +22,23 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritium.errors import BadSetting, SignatureMismatch, TritiumError, UntrustedModel
+from tritium.errors import BadSetting, ModelError, SignatureMismatch, TritiumError, UntrustedModel
 from tritium.events import ModelVersion, stamped
 from tritium.model import files
 from tritium.model.model import Model, load
-from tritium.model.published import version_path, versions
+from tritium.model.published import local_copy, versions
+from tritium.model.registry import is_registered
 from tritium.model.signature import Signature
 from tritium.model.table import mismatch
 from tritium.observe.stream import listeners
+from tritium.predict.lock import NAME, Lock
 from tritium.spark.session import Session, safely
 
 GRACE = 5.0
 """Seconds between the moment when a decision is written and the first micro-batch for which it holds: more than the
 clocks of the machines differ, and more than a new file takes to be seen everywhere."""
+LEASE = 3600.0
+"""Seconds after which a driver of whom nothing is heard has ended, where the spool is on a store without locks."""
 KEPT = 4
 """Decisions that stay where workers read them: the newest, and those that a slow micro-batch may still need."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -54,7 +58,7 @@ def seconds_of(every: str | float) -> float:
 class Followed:
     """What a transformer follows, as `TrainedModel.follow` describes it.
 
-    path     : the directory of versions.
+    path     : the directory of versions, or the alias of a model in MLflow's registry.
     contract : the model whose inputs and outputs a version must have.
     """
 
@@ -67,23 +71,34 @@ class Followed:
     """Those of the streams that were transformed."""
 
     def newest(
-        self, refuse: Callable[[int, str], None] | None = None, after: int = 0, refused: Collection[int] = ()
+        self, refuse: Callable[[int, str], None] | None = None, current: int = 0, refused: Collection[int] = ()
     ) -> tuple[int, Model] | None:
-        """Return the newest version above `after` that has the contract's inputs and outputs; None without one.
+        """Return the newest version that has the contract's inputs and outputs; None where it is `current`.
 
         refuse  : called with each newer version that is not taken, and the reason. None: a warning says it.
         refused : versions that are not looked at again.
 
-        An error of the file system is raised: it says nothing about a version.
+        An error of the file system or of MLflow is raised: it says nothing about a version.
         """
         refuse = self.warn if refuse is None else refuse
         for number in versions(self.path):
-            if number <= after:
+            # Only MLflow's alias can go back to an earlier version.
+            if number == current or (number < current and not is_registered(self.path)):
                 break
-            if number in refused:
-                continue
+            if number not in refused and (model := self._taken(number, refuse)) is not None:
+                return number, model
+        return None
+
+    def _taken(self, number: int, refuse: Callable[[int, str], None]) -> Model | None:
+        """Return a version's model; None where it is refused."""
+        with contextlib.ExitStack() as stack:
             try:
-                model = load(version_path(self.path, number), trusted=self.trusted)
+                folder = stack.enter_context(local_copy(self.path, number))
+            except ModelError as error:
+                refuse(number, f"{type(error).__name__}: {error}")
+                return None
+            try:
+                model = load(folder, trusted=self.trusted)
                 refuse_other(self.contract.signature, model.signature)
             except OSError:
                 raise
@@ -93,7 +108,7 @@ class Followed:
             except Exception as error:  # noqa: BLE001 - a version's code may raise anything
                 refuse(number, f"{type(error).__name__}: {error}")
             else:
-                return number, model
+                return model
         return None
 
     def warn(self, number: int, reason: str) -> None:
@@ -128,11 +143,18 @@ def _inputs(signature: Signature) -> list[tuple[Any, ...]]:
 class Following:
     """The decisions for one streaming DataFrame: a thread reads the directory, and writes what workers read.
 
-    A decision is a file `<number>` in the spool: the moment from which it holds, and the plan by which a worker
-    restores the model, signed with a key that only the query has. The model's weights are a file beside it.
+    A decision is a file `<order>` in the spool, from 1: the moment from which it holds, the version's number, and the
+    plan by which a worker restores the model, signed with a key that only the query has. The model's weights are a file
+    beside it. A driver that lives holds the spool's lock.
     """
 
     def __init__(self, followed: Followed, spark: Any) -> None:
+        if is_registered(followed.path) and followed.spool is None:
+            raise BadSetting(
+                f"follow({followed.path!r}) of a stream needs spool=: a directory, or an fsspec URL, that this process "
+                "writes and the executors read.",
+                setting="spool",
+            )
         self._followed = followed
         self._session = Session.of(spark)
         self._id = secrets.token_hex(8)
@@ -150,6 +172,8 @@ class Following:
         self.first = followed.newest(self.refuse) or (0, followed.contract)
         """The number and the model of the version with which the query begins."""
         self._number = self.first[0]
+        self._order = 0
+        self._lock = Lock(self._spool, max(LEASE, 8 * followed.every))
 
     def facts(self) -> dict[str, Any]:
         """Return what a worker has to know, beside the plan of the version that the query begins with."""
@@ -164,8 +188,10 @@ class Following:
         self._plan_of = plan_of
         store, root, _ = files.opened(self._spool)
         store.makedirs(root, exist_ok=True)
-        if not self._session.connect:
+        if not self._session.connect:  # There the query lives on when this process ends, and needs its spool.
             atexit.register(self.stop)
+            self._lock.take()
+            remove_abandoned(self._spool.rpartition("/")[0])
         self._followed.running.append(self)
         self._thread.start()
 
@@ -177,6 +203,7 @@ class Following:
             self._thread.join()
         store, root, local = files.opened(self._spool)
         with contextlib.suppress(OSError):
+            self._lock.release()
             files.remove(store, local, root)
         above = root.rpartition("/")[0]
         with contextlib.suppress(OSError):
@@ -193,6 +220,7 @@ class Following:
             if safely(lambda: self._session.is_stopped, True):
                 return
             try:
+                self._lock.renew()
                 self._look()
             except Exception as error:  # noqa: BLE001 - whatever a store raises: the query goes on as it is
                 if not self._failed:
@@ -220,21 +248,23 @@ class Following:
     def _write(self, number: int, plan: dict[str, Any], weights: Any) -> None:
         """Write the weights, and then the decision, which holds from the next multiple of `every` after the grace."""
         store, root, local = files.opened(self._spool)
-        name = f"{self._id}-{number}-{plan['weights']}"
-        plan = {**plan, "weights": name, "content": f"{plan['content']}-{self._id}-{number}"}
+        self._order += 1
+        order = self._order
+        name = f"{self._id}-{order}-{plan['weights']}"
+        plan = {**plan, "weights": name, "content": f"{plan['content']}-{self._id}-{order}"}
         sums = files.put(store, local, f"{root}/{name}", weights.stream())
         every = self.facts()["every"]
         since = (int((time.time() + GRACE) * 1e6) // every + 1) * every
         body = pickle.dumps({"since": since, "number": number, "sums": sums, "plan": pickle.dumps(plan)})
         signed = hmac.digest(self._key, body, hashlib.sha256) + body
-        part = f"{root}/{number}.part" if local else f"{root}/{number}"
+        part = f"{root}/{order}.part" if local else f"{root}/{order}"
         files.put(store, local, part, [signed])
         if local:
-            os.replace(part, f"{root}/{number}")
+            os.replace(part, f"{root}/{order}")
         if (late := time.time() - since / 1e6) > 0:
             _log.warning("The file system took %.0f s to write version %d: one micro-batch may have been scored by two "
                          "versions, as its column model_version shows.", late + GRACE, number)  # fmt: skip
-        self._kept.append([f"{root}/{number}", f"{root}/{name}"])
+        self._kept.append([f"{root}/{order}", f"{root}/{name}"])
         for path in self._kept.pop(0) if len(self._kept) > KEPT else ():
             store.rm_file(path)
 
@@ -247,3 +277,15 @@ class Following:
         event = stamped(ModelVersion(path=path, version=number, refused=reason))
         for callback in self._listeners:
             callback(event)
+
+
+def remove_abandoned(spools: str) -> None:
+    """Remove the spools in a directory whose drivers were killed."""
+    store, root, local = files.opened(spools)
+    for name in [path.rstrip("/").rpartition("/")[2] for path in store.ls(root, detail=False)]:
+        lock = Lock(f"{spools}/{name}")
+        with contextlib.suppress(OSError):  # Another process removes it, too; or it has no lock.
+            # An empty lock is one that its driver is about to take.
+            if store.cat_file(f"{root}/{name}/{NAME}") and lock.take() is None:
+                files.remove(store, local, f"{root}/{name}")
+                lock.release()

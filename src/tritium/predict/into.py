@@ -279,7 +279,7 @@ class _Scoring:
                 with self._changed:
                     if not any(job.ended for _, job in self._running):
                         self._changed.wait(_TICK_SECONDS)
-                self.ledger.renew()
+                self.ledger.lock.renew()
                 done += self._collect()
                 progress.update(done + self._tasks_done(), self.computed)
         except BaseException:

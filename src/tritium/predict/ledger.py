@@ -7,12 +7,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,11 +17,9 @@ from typing import Any
 
 from tritium import file_system
 from tritium.errors import BadSetting
+from tritium.predict.lock import LEASE_SECONDS, Lock
 
-LEASE_SECONDS = 60.0
-"""On a store without locks, a lock that was not renewed for so long is taken for one of a killed process."""
-RENEW_SECONDS = 15.0
-_RUN, _LOCK = "run.json", "lock"
+_RUN = "run.json"
 
 
 @dataclass
@@ -53,8 +48,7 @@ class Ledger:
         self.directory = directory.rstrip("/")
         self._files, self._root = file_system.opened(self.directory)
         self._is_local = "://" not in directory
-        self._owner = f"{socket.gethostname()}, pid {os.getpid()}"
-        self._renewed = 0.0
+        self.lock = Lock(self.directory)
 
     def run(self) -> dict[str, Any] | None:
         """Return what `begin` has recorded; None in a new directory."""
@@ -87,47 +81,17 @@ class Ledger:
             self._files.makedirs(self._root, exist_ok=True)
         except OSError as error:
             raise BadSetting(f"resume={self.directory!r} can't be made: {error}.", setting="resume") from error
-        with self._file_lock() if self._is_local else self._lease():
-            yield
-
-    def renew(self) -> None:
-        """Keep the lock, where it is a lease. Called at least every few seconds."""
-        if not self._is_local and time.monotonic() - self._renewed > RENEW_SECONDS:
-            self._write(_LOCK, {"owner": self._owner, "time": time.time()})
-            self._renewed = time.monotonic()
-
-    @contextmanager
-    def _file_lock(self) -> Iterator[None]:
-        with open(f"{self._root}/{_LOCK}", "a+") as file:  # Not truncated: another process's name may stand there.
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.seek(0)
-                raise self._taken(file.read().strip()) from error
-            file.truncate(0)
-            file.write(self._owner)
-            file.flush()
-            yield
-
-    @contextmanager
-    def _lease(self) -> Iterator[None]:
-        lease = self._read(_LOCK)
-        if lease is not None and time.time() - lease["time"] < LEASE_SECONDS:
-            raise self._taken(
-                lease["owner"], f" If that process was killed, its lock ends after {LEASE_SECONDS:.0f} s."
+        if (owner := self.lock.take()) is not None:
+            more = "" if self._is_local else f" If it was killed, its lock ends after {LEASE_SECONDS:.0f} s."
+            raise BadSetting(
+                f"resume={self.directory!r} is in use by another scoring ({owner}). Wait for its end, or choose "
+                f"another directory.{more}",
+                setting="resume",
             )
-        self.renew()
         try:
             yield
         finally:
-            self._files.rm_file(f"{self._root}/{_LOCK}")
-
-    def _taken(self, owner: str, more: str = "") -> BadSetting:
-        return BadSetting(
-            f"resume={self.directory!r} is in use by another scoring ({owner}). Wait for its end, or choose another "
-            f"directory.{more}",
-            setting="resume",
-        )
+            self.lock.release()
 
     def _read(self, name: str) -> Any:
         try:

@@ -60,6 +60,23 @@ def test_a_version_without_its_manifest_is_not_there_and_its_number_is_not_used_
     assert tr.publish(model(2), place) == 3
 
 
+def test_only_so_many_versions_stay(place: str) -> None:
+    for bias in (1, 2, 3):
+        tr.publish(model(bias), place)
+    store, root = fsspec.core.url_to_fs(place)
+    store.rm_file(f"{root}/1/manifest.json")  # As a removal leaves it that was killed.
+    store.pipe_file(f"{root}/2.publishing", b"")  # Another process is not done with it.
+    assert tr.publish(model(4), place, keep=2) == 4
+    assert versions(place) == [4, 3, 2]
+    store.rm_file(f"{root}/2.publishing")
+    assert tr.publish(f"{place}/3", place, keep=1) == 5
+    assert [name.rpartition("/")[2] for name in store.ls(root, detail=False)] == ["5"]
+    assert predicted(f"{place}/5") == 5
+    for keep in (0, True, 1.5):
+        with pytest.raises(BadSetting, match="keep="):
+            tr.publish(model(5), place, keep=keep)  # type: ignore[arg-type]
+
+
 def test_two_that_publish_at_once_get_two_numbers(place: str) -> None:
     numbers: list[int] = []
     threads = [threading.Thread(target=lambda: numbers.append(tr.publish(model(1), place))) for _ in range(4)]
@@ -75,6 +92,8 @@ def test_what_is_no_model_is_refused(place: str, tmp_path: Path) -> None:
         tr.publish(3, place)
     with pytest.raises(ModelError, match="No model at"):
         tr.publish(str(tmp_path / "nothing"), place)
+    with pytest.raises(BadSetting, match="in MLflow's registry"):
+        tr.publish(model(1), "models:/bikes@champion")
     model(1).save(place)
     with pytest.raises(BadSetting, match="is a saved model"):
         tr.publish(model(1), place)

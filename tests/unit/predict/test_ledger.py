@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tritium.errors import BadSetting
-from tritium.predict import ledger as ledgers
 from tritium.predict.ledger import Ledger, Part
+from tritium.predict.lock import Lock
 
 
 @pytest.mark.parametrize("url", ["{}/ledger", "memory://ledger-of-a-test/{}"])
@@ -36,13 +35,12 @@ def test_it_is_locked(tmp_path: Path, url: str) -> None:
         pass
 
 
-def test_a_lease_that_nobody_renews_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = Ledger(f"memory://lease-of-a-test/{tmp_path}")
-    dead._files.makedirs(dead._root, exist_ok=True)
-    dead.renew()
-    begun = time.time()
-    with pytest.raises(BadSetting, match="its lock ends after 60 s"), Ledger(dead.directory).locked():
+def test_a_lease_that_nobody_renews_ends(tmp_path: Path) -> None:
+    directory = f"memory://lease-of-a-test/{tmp_path}"
+    assert Lock(directory).take() is None
+    with pytest.raises(BadSetting, match="its lock ends after 60 s"), Ledger(directory).locked():
         pass
-    monkeypatch.setattr(ledgers, "LEASE_SECONDS", 0.0)
-    with Ledger(dead.directory).locked():
-        assert time.time() >= begun
+    ended = f"memory://ended-of-a-test/{tmp_path}"
+    assert Lock(ended, lease=0.0).take() is None
+    with Ledger(ended).locked():
+        assert "pid" in str(Lock(ended).take())

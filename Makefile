@@ -43,6 +43,7 @@ pages: setup     ## what is written runs: docs, examples, the demo, each benchma
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) tests/pages
 
 flyte: setup     ## workflows with Flyte: local runs, and the commands of pods, with faults and Delta
+	@scripts/openmpi.sh >/dev/null
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/flyte
 
 rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and faults and chaos in short

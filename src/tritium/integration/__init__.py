@@ -12,6 +12,7 @@ from tritium.aliases import installed
 from tritium.checkpoint.code import code_of
 from tritium.frameworks.at_import import before_import
 from tritium.gang.program import Program
+from tritium.gang.rank.mpirun import join_mpirun
 from tritium.hints import suggest
 from tritium.ship import pickle as pickle_by_value
 from tritium.ship import pickle_from_rank
@@ -25,6 +26,7 @@ __all__ = [
     "code_of",
     "import_triton",
     "installed",
+    "join_mpirun",
     "pickle_by_value",
     "pickle_from_rank",
     "suggest",

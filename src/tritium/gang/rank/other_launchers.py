@@ -86,6 +86,12 @@ class Elsewhere:
             from mpi4py import MPI
         except ImportError as error:
             raise TritiumError(f"world.{operation}() under mpirun needs mpi4py: pip install mpi4py.") from error
+        if (ranks := MPI.COMM_WORLD.Get_size()) != self.size:
+            raise TritiumError(
+                f"mpirun has started {self.size} ranks, and MPI.COMM_WORLD of mpi4py has {ranks}: it uses "
+                f"{MPI.get_vendor()[0]}, which is not the MPI of this mpirun. Name the library of that in "
+                "MPI4PY_LIBMPI, or install mpi4py for it."
+            )
         return list(MPI.COMM_WORLD.allgather(value))
 
     def store(self, piece: Piece) -> None:

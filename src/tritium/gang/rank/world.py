@@ -169,11 +169,16 @@ def world() -> World:
     return outside(os.environ)
 
 
+def enter(world: World) -> None:
+    """Let `tritium.world()` return `world` in this process."""
+    with _lock:
+        _current.append(world)
+
+
 @contextmanager
 def entered(world: World) -> Iterator[World]:
     """Let `tritium.world()` return `world` in this process, within the block."""
-    with _lock:
-        _current.append(world)
+    enter(world)
     try:
         yield world
     finally:

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -21,11 +20,12 @@ from flyte.extend import TaskPluginRegistry
 from flyteplugins.spark.task import PysparkFunctionTask
 
 import tritium as tr
-from tritium.errors import BadSetting, TritiumError, TritiumWarning
+from tritium.errors import TritiumError, TritiumWarning
 from tritium.integration.page import RunsPage
 from tritium_flyte import on_rank
 from tritium_flyte.driver import memory
 from tritium_flyte.driver.context import SESSION, run_dir, session
+from tritium_flyte.driver.gangs import application_for, as_spark_writes, checked, on_ranks
 from tritium_flyte.driver.models import SavedModel
 from tritium_flyte.driver.outcomes import in_flytes_terms
 from tritium_flyte.driver.sessions import local
@@ -34,8 +34,6 @@ from tritium_flyte.tables import Table
 REPORT_SECONDS = 2.0
 """The time between two versions of the report."""
 _TAB = "Tritium"
-_DISCOVERY = "/opt/spark/examples/src/main/scripts/getGpusResources.sh"
-"""Where Spark's images have the script that lists the GPUs of an executor."""
 
 configurations: weakref.WeakKeyDictionary[Callable[..., Any], Spark] = weakref.WeakKeyDictionary()
 """Function of a task → the configuration of its environment. Flyte's cache policies know the function alone."""
@@ -60,7 +58,7 @@ class Spark(flyteplugins.spark.Spark):  # type: ignore[misc]
         driver_pod: flyte.PodTemplate | None = None,
         executor_pod: flyte.PodTemplate | None = None,
     ) -> None:
-        self.conf = {name: _as_spark_writes(value) for name, value in (conf or {}).items()}
+        self.conf = as_spark_writes(conf or {})
         super().__init__(
             spark_conf=dict(self.conf),
             hadoop_conf=dict(hadoop_conf or {}),
@@ -95,10 +93,8 @@ class Gang(Spark):
 
     def __init__(self, *, spark: Spark | None = None, on_oom: Mapping[str, float] | None = None, **fields: Any) -> None:
         application = spark or Spark()
-        self.gang = tr.Gang.of(None, fields)
+        self.gang = checked(fields)
         self.on_oom = dict(on_oom or {})
-        if self.gang.on != "cluster":
-            raise BadSetting(f"on={self.gang.on!r}: a task of Gang runs on the executors of its Spark.", setting="on")
         super().__init__(
             application.conf,
             hadoop_conf=application.hadoop_conf,
@@ -110,52 +106,6 @@ class Gang(Spark):
         memory.check(self.on_oom, self.conf)
         self.spark_conf = self.conf | application_for(self.gang, self.conf)
         local.declare(self.local_conf, self.gang.most * (self.gang.cpus or 1))
-
-
-def application_for(gang: tr.Gang, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a Spark application that has slots for all ranks of a gang, beside those of the user.
-
-    Raises BadSetting where the user's contradict them.
-    """
-    cpus = gang.cpus or int(conf.get("spark.task.cpus", 1))
-    cores = int(conf.get("spark.executor.cores", cpus))
-    problems = []
-    if cores < cpus:
-        problems.append(f"spark.executor.cores={cores} are fewer than the cpus={cpus} of a rank.")
-    ranks = max(1, cores // cpus)
-    if gang.gpus and "spark.executor.resource.gpu.amount" in conf:
-        gpus = int(conf["spark.executor.resource.gpu.amount"])
-        if gpus < gang.gpus:
-            problems.append(f"spark.executor.resource.gpu.amount={gpus} are fewer than the gpus={gang.gpus} of a rank.")
-        ranks = max(1, min(ranks, gpus // gang.gpus))
-    executors = -(-gang.most // ranks)
-    settings = {
-        "spark.executor.instances": str(executors),
-        "spark.executor.cores": str(cores),
-        "spark.dynamicAllocation.enabled": "false",
-        # The executors come, as the application is made for the gang; a node for one may take minutes.
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{int(gang.start_timeout)}s",
-    }
-    if gang.gpus:
-        settings["spark.executor.resource.gpu.amount"] = str(gang.gpus * ranks)
-        settings |= {
-            name: conf.get(name, value)
-            for name, value in (
-                ("spark.executor.resource.gpu.vendor", "nvidia.com"),
-                ("spark.executor.resource.gpu.discoveryScript", _DISCOVERY),
-            )
-        }
-    if int(conf.get("spark.executor.instances", executors)) < executors:
-        problems.append(
-            f"spark.executor.instances={conf['spark.executor.instances']} of {cores} cores have no slots for "
-            f"{gang.most} ranks: that takes {executors}."
-        )
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        problems.append("spark.dynamicAllocation.enabled=true: the ranks of a gang start together.")
-    if problems:
-        raise BadSetting("Gang: " + " ".join([*problems, "Leave it to the gang."]), settings=problems)
-    return {name: value for name, value in settings.items() if name not in conf or "gpu" in name}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -228,24 +178,12 @@ def _on_gang(function: Callable[..., Any], gang: tr.Gang, *args: Any, **kwargs: 
     values = {name: _for_rank(value) for name, value in bound.arguments.items() if name not in data}
     if gang.run_dir is None:
         gang = dataclasses.replace(gang, run_dir=run_dir())
-    run = tr.submit(
-        on_rank.call, gang, args=(_without_annotations(function), values, list(data)), data=data or None, spark=spark
-    )
-    return run.result()[0]
+    return on_ranks(function, gang, values, data, spark)
 
 
 def _for_rank(value: Any) -> Any:
     """Return what a rank gets, which may not have Flyte."""
     return on_rank.ModelPlace(value.path) if isinstance(value, SavedModel) else value
-
-
-def _without_annotations(function: Callable[..., Any]) -> types.FunctionType:
-    """Return the function without its annotations, which name Flyte's types, and without decorators of Flyte's."""
-    plain = inspect.unwrap(function)
-    assert isinstance(plain, types.FunctionType)
-    bare = types.FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
-    bare.__kwdefaults__, bare.__qualname__, bare.__doc__ = plain.__kwdefaults__, plain.__qualname__, plain.__doc__
-    return bare
 
 
 def _oom_count() -> memory.Count:
@@ -267,10 +205,6 @@ async def _show(page: RunsPage) -> None:
         await flyte.report.flush.aio()
     except Exception as error:  # noqa: BLE001 - Of any store.
         warnings.warn(f"The report could not be written: {error!r:.300}", TritiumWarning, stacklevel=2)
-
-
-def _as_spark_writes(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 for _config in (Spark, Gang):

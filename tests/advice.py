@@ -287,7 +287,10 @@ def is_shims(fragment: str, places: list[str]) -> bool:
 
     So, too, of `tritium.flyte`.
     """
-    homes = {COMPAT: ("tritium_compat/", "docs/migrate/"), FLYTE: ("tritium_flyte/", "docs/flyte.md")}
+    homes = {
+        COMPAT: ("tritium_compat/", "docs/migrate/"),
+        FLYTE: ("tritium_flyte/", "docs/flyte", "docs/migrate/horovod-flyte.md"),
+    }
     return any(
         all(place.startswith(where) for place in places) and fragment.rpartition(".")[2] in shims(package)
         for package, where in homes.items()

@@ -2,7 +2,7 @@
 
     python rossmann_v1.py --stores 20 --days 500 --epochs 3 --hidden 64 32
 
-Flyte's own example with Horovod (2021), of which three imports have changed. Features and network are those of
+Flyte's own example with Horovod (2021) by other imports. Features and network are those of
 ../rossmann. Runs in this process, without a backend; there the function of the MPIJob is called once.
 """
 

@@ -4,7 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-import flytekitplugins.spark
 import pyspark.sql
 from flytekit import current_context, task, workflow
 
@@ -101,9 +100,3 @@ def fails_alone(how: str) -> int:
         raise {"value": ValueError, "store": ConnectionResetError}[how]("rank 1 has its reasons")
     dist.all_reduce(torch.ones(1))
     return world.size
-
-
-@task(task_config=flytekitplugins.spark.Spark(spark_conf={"spark.ui.enabled": "false"}))
-def theirs() -> int:
-    """Run by flytekit's own plug-in, beside those of Tritium."""
-    return 1

@@ -141,7 +141,8 @@ PLACES = {
     "examples/bike-sharing/hour.csv": str(ROOT / "examples/bike-sharing/hour.csv"),
 }
 ELSEWHERE = (
-    "docs/flyte.md",  # in tests/flyte/pods, in a home of its own
+    "docs/flyte.md",  # in tests/flyte/pods, in a home of its own, as the next one
+    "docs/flyte-v1.md",
     "docs/tasks/stream.md",  # with a Kafka broker: tests/servers/test_stream_page.py
 )
 

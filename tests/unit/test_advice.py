@@ -51,6 +51,9 @@ REASONS: dict[str, str] = {
     "env_vars": "of flyte.TaskEnvironment",
     "TaskEnvironment": "of flyte",
     "NonRecoverableError": "of flyte.errors",
+    "FlyteRecoverableException": "of flytekit.exceptions.user",
+    "IgnoreOutputs": "of flytekit.core.base_task",
+    "MPI4PY_LIBMPI": "of mpi4py",
     "ChildFailedError": "of torch.distributed.elastic",
     "allow_retries": "of Dagster's Failure",
     "Failure": "of Dagster",
@@ -386,7 +389,9 @@ def _dotted(node: ast.AST) -> str | None:
 def _defined(tree: ast.AST) -> set[str]:
     """Return the names that a block defines, or imports from another distribution's module."""
     names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "tritium.flyte")
+    imports = (
+        n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in ("tritium.flyte", "tritium.flyte.v1")
+    )
     return names | {alias.name for node in imports for alias in node.names}
 
 

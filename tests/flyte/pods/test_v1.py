@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import advice
 from workflows import FOLDER, SECONDS, Place
 
 ROOT = FOLDER.parents[1]
@@ -110,10 +111,17 @@ def fate(ended: Ended) -> tuple[str, str]:
 
 
 def test_a_gang_in_this_process(tmp_path: Path) -> None:
-    """It has its three slots, also beside a task of flytekit's own, and its ranks need no flytekit."""
-    text = wire(Place(tmp_path), "play", str(BASICS), "(theirs(), whole(count=10))")
+    """It has its three slots, however few cores there are, and its ranks need no flytekit."""
+    text = wire(Place(tmp_path), "play", str(BASICS), "whole(count=10)")
     answers = [json.loads(line.partition("ANSWER ")[2]) for line in text.splitlines() if "ANSWER " in line]
-    assert answers == [[1, {"sum": 90.0, "ranks": 3.0}]]
+    assert answers == [{"sum": 90.0, "ranks": 3.0}]
+
+
+def test_the_code_of_the_page(tmp_path: Path) -> None:
+    flow = tmp_path / "page.py"
+    flow.write_text("\n\n".join(code for _, code in advice.blocks(ROOT / "docs" / "flyte-v1.md", "python")))
+    text = wire(Place(tmp_path), "play", str(flow), "whole(count=100)")
+    assert json.loads(text.splitlines()[-1].removeprefix("ANSWER ")) == pytest.approx(0.99**2, rel=1e-6)
 
 
 @pytest.mark.parametrize(

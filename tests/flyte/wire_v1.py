@@ -15,6 +15,7 @@ from flyteidl.core import errors_pb2, execution_pb2, literals_pb2
 from flytekit import FlyteContextManager
 from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.core.type_engine import TypeEngine
+from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.tools.translator import get_serializable
 from google.protobuf.json_format import MessageToDict
 
@@ -70,12 +71,21 @@ def read(out):
     print(json.dumps(answer))
 
 
+def is_tried_again(errors_by_class, error):
+    """Return whether a task that raises this error is."""
+    try:
+        with errors_by_class():
+            raise error
+    except FlyteRecoverableException:
+        return True
+    except type(error):
+        return False
+
+
 def facts():
     """Print what a backend gets of the tasks of `basics_v1`, which errors are tried again, what is refused, as JSON."""
-    from flytekit.exceptions.user import FlyteRecoverableException
-
     from tritium.errors import BadSetting, RankFailed, Stalled
-    from tritium_flyte.v1 import Gang, Spark, in_flytekits_terms
+    from tritium_flyte.v1 import Gang, Spark, errors_by_class
 
     basics = importlib.import_module("basics_v1")
     tasks = {}
@@ -96,7 +106,7 @@ def facts():
         "connection": ConnectionResetError("text"),
         "missing": FileNotFoundError("text"),
     }
-    again = [name for name, error in errors.items() if isinstance(in_flytekits_terms(error), FlyteRecoverableException)]
+    again = [name for name, error in errors.items() if is_tried_again(errors_by_class, error)]
     try:
         Gang(ranks=4, spark=Spark(spark_conf={"spark.executor.instances": 3}))
         refused = ""

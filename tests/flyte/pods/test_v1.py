@@ -18,7 +18,6 @@ from workflows import FOLDER, SECONDS, Place
 ROOT = FOLDER.parents[1]
 OPEN_MPI = ROOT / ".envs" / "openmpi"
 BIN = Path(sys.executable).parent
-MPICH = BIN.parent / "lib" / "libmpi.so.12"
 BASICS = FOLDER / "basics_v1.py"
 ROSSMANN = ROOT / "examples" / "flyte" / "rossmann_v1.py"
 IDS = {"FLYTE_INTERNAL_EXECUTION_PROJECT": "p", "FLYTE_INTERNAL_EXECUTION_DOMAIN": "d", "FLYTE_INTERNAL_TASK_NAME": "t"}
@@ -75,15 +74,11 @@ class Pod:
         submit = [f"{_find_spark_home()}/bin/spark-submit", "--master", "local[3]", *conf]
         return self._run([*submit, self.main.removeprefix("local://"), *self.args])
 
-    def by_open_mpi(self, library: str = str(OPEN_MPI / "lib" / "libmpi.so.40")) -> Ended:
-        """Run the task's own command, as the launcher of a MPIJob does. `library`: that mpi4py uses."""
-        if not OPEN_MPI.exists():
-            pytest.skip("needs Open MPI 4: scripts/openmpi.sh")
+    def by_open_mpi(self) -> Ended:
+        """Run the task's own command, as the launcher of a MPIJob does."""
+        self.use_library_of_open_mpi()
         self.environment |= {
             "PATH": f"{OPEN_MPI / 'bin'}{os.pathsep}{self.environment['PATH']}",
-            "OPAL_PREFIX": str(OPEN_MPI),
-            "LD_LIBRARY_PATH": str(OPEN_MPI / "lib"),
-            "MPI4PY_LIBMPI": library,
             "OMPI_MCA_rmaps_base_oversubscribe": "1",  # A machine may have one core.
         }
         return self._run(self.args)
@@ -91,6 +86,16 @@ class Pod:
     def by_mpich(self) -> Ended:
         """Run what the task's command runs, by MPICH, which does not know the options of Open MPI."""
         return self._run(["mpirun", *self.args[self.args.index("-np") :]])
+
+    def use_library_of_open_mpi(self) -> None:
+        """Have mpi4py use Open MPI."""
+        if not OPEN_MPI.exists():
+            pytest.skip("needs Open MPI 4: scripts/openmpi.sh")
+        self.environment |= {
+            "OPAL_PREFIX": str(OPEN_MPI),
+            "LD_LIBRARY_PATH": str(OPEN_MPI / "lib"),
+            "MPI4PY_LIBMPI": str(OPEN_MPI / "lib" / "libmpi.so.40"),
+        }
 
     def _run(self, command: list[str]) -> Ended:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -166,8 +171,9 @@ def test_the_error_of_the_rank_that_failed_first(tmp_path: Path, how: str, kind:
 
 def test_another_mpi_than_that_of_mpirun(tmp_path: Path) -> None:
     """Each rank would be a world of one: an error names what to do."""
-    ended = Pod(Place(tmp_path), BASICS, "meets", f"folder={str(tmp_path)!r}").by_open_mpi(str(MPICH))
-    assert "mpirun has started 2 ranks, and MPI.COMM_WORLD of mpi4py has 1" in fate(ended)[1]
+    pod = Pod(Place(tmp_path), BASICS, "meets", f"folder={str(tmp_path)!r}")
+    pod.use_library_of_open_mpi()
+    assert "mpirun has started 2 ranks, and MPI.COMM_WORLD of mpi4py has 1" in fate(pod.by_mpich())[1]
 
 
 def test_rossmann_in_this_process(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import flytekitplugins.kfmpi
@@ -79,10 +81,8 @@ class SparkTask(PysparkFunctionTask):  # type: ignore[misc]
 
     def execute(self, **kwargs: Any) -> Any:
         """Run the function, and raise errors in flytekit's terms."""
-        try:
+        with errors_by_class():
             return self.run(kwargs)
-        except Exception as error:
-            raise in_flytekits_terms(error) from error
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Run the function on the driver."""
@@ -117,7 +117,10 @@ class MPITask(MPIFunctionTask):  # type: ignore[misc]
         """Run the function on this rank. Raises IgnoreOutputs where another rank writes what the task returns."""
         world = join_mpirun()
         try:
-            value = super().execute(**kwargs)
+            with errors_by_class():
+                value = super().execute(**kwargs)
+        except IgnoreOutputs:
+            raise
         except Exception as error:
             if world.size > 1:
                 _leave_in_time()
@@ -125,7 +128,7 @@ class MPITask(MPIFunctionTask):  # type: ignore[misc]
                     raise IgnoreOutputs(
                         f"A rank has failed before rank {world.rank}, which failed by {error!r}."
                     ) from error
-            raise in_flytekits_terms(error) from error
+            raise
         if world.rank:
             raise IgnoreOutputs(f"Rank {world.rank} has no outputs: those of the task are rank 0's.")
         return value
@@ -147,11 +150,15 @@ def _has_failed() -> bool:
     return prefix is not None and context.file_access.exists(f"{prefix}/error.pb")
 
 
-def in_flytekits_terms(error: Exception) -> Exception:
-    """Return the error that flytekit knows what to do with: it tries only FlyteRecoverableException again."""
-    if may_succeed_later(error):
-        error = FlyteRecoverableException(f"{type(error).__name__}: {error}")
-    return error
+@contextmanager
+def errors_by_class() -> Iterator[None]:
+    """Raise FlyteRecoverableException of an error that may not come again: flytekit tries no other one again."""
+    try:
+        yield
+    except Exception as error:
+        if not may_succeed_later(error):
+            raise
+        raise FlyteRecoverableException(f"{type(error).__name__}: {error}") from error
 
 
 for _config, _task in ((Spark, SparkTask), (Gang, GangTask), (MPIJob, MPITask)):

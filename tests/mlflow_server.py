@@ -21,7 +21,11 @@ def answering(arguments: list[str], path: str, folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", *arguments, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    beside = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    beside = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TMPDIR": str(folder),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # Its processes outlive a server that is ended.
+    }
     process = subprocess.Popen(
         command,
         env={**os.environ, **beside},
@@ -41,5 +45,5 @@ def answering(arguments: list[str], path: str, folder: Path) -> Iterator[str]:
         yield url
     finally:
         os.killpg(process.pid, 15)
-        process.wait(30)
+        process.wait(120)
         errors.close()

@@ -42,18 +42,19 @@ def adding(bias: float, columns: tuple[str, ...] = ("a", "b")) -> tr.Model:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[MlflowClient]:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
     """Yield a client of a real server, with a registry of its own."""
     database, artifacts = f"sqlite:///{tmp_path}/registry.db", str(tmp_path / "artifacts")
     server = ["server", "--backend-store-uri", database, "--artifacts-destination", artifacts]
-    before = dict(os.environ)
+    monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # Its thread stays.
+    monkeypatch.delenv("_MLFLOW_TELEMETRY_SESSION_ID", raising=False)  # MLflow removes it while it works.
     with answering(server, "/health", tmp_path) as url:
         mlflow.set_tracking_uri(url)
         mlflow.set_experiment("bikes")
         yield MlflowClient()
         mlflow.set_tracking_uri(None)
-    os.environ.clear()
-    os.environ.update(before)
+        for name in ("MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI"):  # What these calls have set.
+            os.environ.pop(name, None)
 
 
 def test_a_query_follows_an_alias(

@@ -45,6 +45,8 @@ _ON_THE_DRIVER = (
     "tritium/predict/targets.py",
     "tritium/spark/inside/partitions.py",
     "tritium/ui",
+    "tritium/integration/page.py",
+    "tritium_compat/horovodrun.py",
     "tritium_flyte/driver",
 )
 """Folders and files that no executor needs, and nothing imports that executors do."""

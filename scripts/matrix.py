@@ -22,7 +22,8 @@ ALL = (OLDEST, "4.1.4", "4.2.1", "4.3.0", "4.2.1:3.10", "4.2.1:3.13")  # Spark, 
 SPARK = ("older", "contract", "exchange", "predict", "on_error", "stream", "estimator", "inside")
 FAULTS = ("rank_raises", "python_killed", "cut_short")
 CORE = [f"tests/spark/test_{name}.py" for name in SPARK] + [f"tests/faults/test_{name}.py" for name in FAULTS]
-SHORT = [*CORE[:1], *CORE[2:5], "-k", "older or every_rank_starts or predict or on_error"]
+ON = "(every_rank_starts or older or predict or on_error) and not local-cluster and not standalone"
+SHORT = [CORE[0], *CORE[2:5], "-k", ON]
 
 
 def run(version: str, tests: list[str]) -> tuple[str, str, str, str, bool]:

@@ -167,8 +167,10 @@ class _Shared:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Shared())
-    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):  # It leaves sockets to the garbage collector.
+    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
+        # It leaves sockets to the garbage collector, and its Connect client the threads of a pool.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+        leaks.PYSPARK_THREADS += ("concurrent.futures",)
     config.pluginmanager.register(durations.Durations(config))
 
 

@@ -54,6 +54,8 @@ def test_what_pandas_would_change_is_refused(spark: Any) -> None:
     frame = spark.range(1).select(F.current_timestamp().alias("t"))
     with pytest.raises(WrongVersion, match=r"columns of type timestamp needs Spark 4\.1"):
         older.through_pandas(frame, lambda batches: batches, frame.schema, [F.col("t")])
+    with pytest.raises(WrongVersion, match=r"whole rows \(tr.http_transformer\) needs Spark 4\.1"):
+        older.through_pandas(frame, lambda batches: batches, frame.schema, [F.struct("t")])
 
 
 def test_a_launch_and_scores_are_the_same(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -423,7 +423,8 @@ def test_a_pandas_frame_gets_the_columns_that_a_spark_one_gets(spark: Any, kind:
     module, signature, names = OUTPUTS[kind]
     model = TorchModel(tr.Model(module, signature), output_cols=names)
     frame = table(spark, 20).coalesce(1).toPandas()
-    expected = model.transform(spark.createDataFrame(frame).coalesce(1)).toPandas()
+    with clusters.set_to(spark, **{"spark.sql.execution.arrow.pyspark.enabled": "true"}):  # 4.2 does so by itself
+        expected = model.transform(spark.createDataFrame(frame).coalesce(1)).toPandas()
     found = model.transform(frame)
     assert list(found.columns) == list(expected.columns)
     assert "prediction" not in frame.columns

@@ -90,6 +90,8 @@ def through_pandas(frame: DataFrame, call: Callable[[Any], Any], kind: Any, colu
     from pyspark.sql.pandas.functions import pandas_udf
 
     types = [column.dataType for column in frame.select(*columns).schema]
+    if any(isinstance(one, sql.StructType) for one in types):
+        raise WrongVersion("A function of whole rows (tr.http_transformer) needs Spark 4.1 or newer.", needed="4.1")
     read = [(_arrow(_text(one)), _arrow(one)) for one in types]
     written = _text(kind)
     arrow_result = _arrow(written)

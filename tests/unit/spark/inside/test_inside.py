@@ -14,7 +14,7 @@ import tritium_compat
 import tritium_flyte
 from tritium.errors import BadSetting
 from tritium.spark import inside
-from tritium.spark.inside import SETTING, USES, Inside, turned_off
+from tritium.spark.inside import SETTING, USES, Inside, end_of_stream, turned_off
 
 PACKAGE = Path(tritium.__file__).parent
 COMPAT = Path(tritium_compat.__file__).parent
@@ -58,6 +58,12 @@ def test_each_use_has_a_probe_and_a_switch() -> None:
         assert callable(module.probe)
         assert isinstance(module.used, Inside)
         assert module.used.name == name
+
+
+def test_the_pinned_spark_is_one_whose_end_of_rows_was_tried() -> None:
+    pins = (Path(__file__).parents[4] / "constraints.txt").read_text()
+    (version,) = re.findall(r"^pyspark==(.+)$", pins, re.MULTILINE)
+    assert version.startswith(end_of_stream.TRIED)
 
 
 def test_the_page_lists_all() -> None:

@@ -21,6 +21,7 @@ CONF = {
 spark_env = flyte.TaskEnvironment("spark", plugin_config=Spark(CONF), cache=cache())
 gang_env = flyte.TaskEnvironment("gang", plugin_config=Gang(ranks=2, spark=Spark(CONF), progress=False), cache=cache())
 once_env = flyte.TaskEnvironment("once", plugin_config=Gang(ranks=2, spark=Spark(CONF), retries=0, progress=False))
+three_env = flyte.TaskEnvironment("three", plugin_config=Gang(ranks=3, spark=Spark(CONF), progress=False))
 plain_env = flyte.TaskEnvironment("plain", depends_on=[spark_env, gang_env])
 
 
@@ -92,6 +93,12 @@ def refuses(text: str) -> int:
 def is_cut_off() -> int:
     """Raise as a store does that does not answer."""
     raise ConnectionResetError("the store does not answer")
+
+
+@three_env.task(retries=1)
+def needs_three() -> int:
+    """Return the number of ranks, for which two slots are too few."""
+    return tr.world().size
 
 
 @spark_env.task(cache="disable")

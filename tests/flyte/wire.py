@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+import flyte
 import flyte.errors
 import fsspec
 from flyte._internal.runtime import convert
@@ -143,6 +144,21 @@ def configured(*codes):
     print(json.dumps(answers))
 
 
+def versions(*codes):
+    """Print the version of a function's cached results with each configuration, as a backend gets it."""
+    from tritium.flyte import Gang, Spark, cache
+
+    def identity(x: int) -> int:
+        return x
+
+    answers = []
+    for code in codes:
+        config = eval(code, {"Gang": Gang, "Spark": Spark})
+        task = flyte.TaskEnvironment("versions", plugin_config=config, cache=cache()).task(identity)
+        answers.append(template(task).metadata.discovery_version)
+    print(json.dumps(answers))
+
+
 def after_oom(url):
     """Print the memory of the first three attempts, each of which runs out of it."""
     from tritium_flyte.driver import memory
@@ -156,4 +172,4 @@ def after_oom(url):
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (write, read, fates, golden, configured, after_oom)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (write, read, fates, golden, configured, versions, after_oom)}[sys.argv[1]](*sys.argv[2:])

@@ -49,6 +49,11 @@ OTHERS: dict[str, str] = {
 REASONS: dict[str, str] = {
     "overwrite_cache": "a setting of a run on a backend of Flyte's",
     "env_vars": "of flyte.TaskEnvironment",
+    "FLYTE_AWS_ENDPOINT": "of Flyte",
+    "AWS_ACCESS_KEY_ID": "of Amazon's SDKs, s3fs and obstore",
+    "AWS_SECRET_ACCESS_KEY": "of Amazon's SDKs, s3fs and obstore",
+    "AWS_ENDPOINT_URL": "of Amazon's SDKs, s3fs and obstore",
+    "AWS_ALLOW_HTTP": "of obstore",
     "TaskEnvironment": "of flyte",
     "NonRecoverableError": "of flyte.errors",
     "FlyteRecoverableException": "of flytekit.exceptions.user",

@@ -82,6 +82,31 @@ def test_the_application_follows_from_the_gang(tmp_path: Path) -> None:
     }
 
 
+OTHER_RESULTS = [
+    "Gang(ranks=2)",
+    "Gang(ranks=3)",
+    "Gang(ranks=(2, 3))",
+    "Gang(ranks=2, gpus=1)",
+    "Gang(ranks=2, framework='torch')",
+    "Gang(ranks=2, env={'A': '1'})",
+    "Gang(ranks=2, spark=Spark({'spark.sql.ansi.enabled': False}))",
+    "Spark()",
+]
+SAME_RESULTS = [
+    "Gang(ranks=2)",
+    "Gang(ranks=2, retries=7, stall_timeout=60, start_timeout=60)",
+    "Gang(ranks=2, run_dir='/tmp/runs', progress=False, output='none')",
+    "Gang(ranks=2, spark=Spark({'spark.executor.memory': '4g'}), on_oom={'spark.executor.memory': 2})",
+]
+
+
+def test_the_settings_of_a_gang_that_change_results_change_the_key_of_its_cache(tmp_path: Path) -> None:
+    """And no others: not how often it is tried, on how large machines, and what is shown."""
+    versions = asked(Place(tmp_path), "versions", *OTHER_RESULTS, *SAME_RESULTS)
+    assert len(set(versions[: len(OTHER_RESULTS)])) == len(OTHER_RESULTS)
+    assert set(versions[len(OTHER_RESULTS) :]) == {versions[0]}
+
+
 def test_memory_grows_with_each_attempt_that_ran_out_of_it(tmp_path: Path) -> None:
     sizes = [list(conf.values()) for conf in asked(Place(tmp_path), "after_oom", str(tmp_path / "count"))]
     assert sizes == [["4096m", "512m"], ["6144m", "768m"], ["9216m", "1152m"]]

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import functools
+import html
 import inspect
 import warnings
 import weakref
@@ -33,7 +34,7 @@ from tritium_flyte.tables import Table
 
 REPORT_SECONDS = 2.0
 """The time between two versions of the report."""
-_TAB = "Tritium"
+_TAB, _ERROR = "Tritium", "Error"
 
 configurations: weakref.WeakKeyDictionary[Callable[..., Any], Spark] = weakref.WeakKeyDictionary()
 """Function of a task → the configuration of its environment. Flyte's cache policies know the function alone."""
@@ -145,6 +146,7 @@ class SparkTask(PysparkFunctionTask):  # type: ignore[misc]
             on_oom = self.plugin_config.on_oom if isinstance(self.plugin_config, Gang) else {}
             if on_oom and isinstance(error, TritiumError) and error.out_of_memory:
                 _oom_count().add()
+            await _show(page, error)
             raise in_flytes_terms(error, raises_memory=bool(on_oom)) from error
         finally:
             showing.cancel()
@@ -196,11 +198,18 @@ async def _keep_showing(page: RunsPage) -> None:
         await _show(page)
 
 
-async def _show(page: RunsPage) -> None:
-    """Write the report, where there is something new. That it can't be written does not fail the task."""
-    if (text := page.taken()) is None:
+async def _show(page: RunsPage, error: Exception | None = None) -> None:
+    """Write the report, where there is something new. That it can't be written does not fail the task.
+
+    error : what ends the task, which may have had no run; it has a tab of its own.
+    """
+    text = page.taken()
+    if text is None and error is None:
         return
-    flyte.report.get_tab(_TAB).replace(text)
+    if text is not None:
+        flyte.report.get_tab(_TAB).replace(text)
+    if error is not None:
+        flyte.report.get_tab(_ERROR).replace(f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>")
     try:
         await flyte.report.flush.aio()
     except Exception as error:  # noqa: BLE001 - Of any store.

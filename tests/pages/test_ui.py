@@ -93,6 +93,7 @@ def test_a_run_is_watched_live_and_a_rank_is_killed(page: Any, tmp_path: Path) -
     ):
         open_run(page, address)
         page.wait_for_selector("#ranks tbody tr:nth-child(2) >> text=running")
+        page.wait_for_selector("#ranks tbody tr:nth-child(2) >> text=/\\d MB/")
         shows(page, "#log-text", "step 3")
         position = page.inner_text("#position")
         page.wait_for_selector(f"#position:not(:text-is('{position}'))")

@@ -4,6 +4,7 @@
                                        ranks recognize the directory
                     events.jsonl       one event a line, in the JSON form of tritium.events
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
+                    ranks.json         what each rank does now, and its peak memory; while the run goes on
                     report.json        written when the run has ended: see report.py
                     report.html        the same for people: see page.py
                     …                  files that ranks stored
@@ -40,6 +41,7 @@ from tritium.file_system import Permissions
 from tritium.observe.stored import Piece, StoredFiles
 
 RUN_FILE = "run.json"
+RANKS_FILE = "ranks.json"
 _SECRET_OPTION = re.compile(r"(-[\w-]*(?:password|passwd|token|secret|key)[\w-]*[= ])('[^']*'|\S+)", re.I)
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
@@ -110,6 +112,7 @@ class RunLog:
         self.problem: str | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._ranks: list[dict[str, Any]] = []
         self._remote: tuple[Any, str] | None = None
         if "://" in self.run_dir:
             self._remote = file_system.opened(self.run_dir)
@@ -179,6 +182,12 @@ class RunLog:
         self._replace("report.json", masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n")
         self._replace("report.html", masked(page))
 
+    def ranks(self, ranks: list[dict[str, Any]]) -> None:
+        """Write ranks.json again, if it is not the same as before."""
+        if ranks != self._ranks:
+            self._ranks = ranks
+            self._replace(RANKS_FILE, json.dumps(ranks))
+
     def _replace(self, name: str, text: str) -> None:
         with self._lock:
             try:
@@ -194,6 +203,8 @@ class RunLog:
             if self._closed:
                 return
             self._closed = True
+            with contextlib.suppress(OSError):  # A file that stays does no harm.
+                (self.folder / RANKS_FILE).unlink()
             self._stored.close()
             if self._remote is not None:
                 self._send()

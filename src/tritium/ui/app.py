@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tritium.ui import logs
+from tritium.ui import logs, prometheus
 from tritium.ui.runs import Runs, RunView, log_of
 
 LOOK_SECONDS = 0.25
@@ -100,6 +100,7 @@ def application(
         Route("/", guarded(lambda _: _static("index.html"))),
         Route("/static/{name}", _asset),
         Route("/api/runs", guarded(lambda _: JSONResponse(runs.rows(), headers=_HEADERS))),
+        Route("/metrics", guarded(lambda _: _metrics(runs))),
         Route("/api/runs/{key}/events", guarded(lambda request: _events(_view(runs, request), ending))),
         Route("/api/runs/{key}/log", guarded(lambda request: _log(request, _view(runs, request)))),
         Route("/api/runs/{key}/search", guarded(lambda request: _search(request, _view(runs, request)))),
@@ -150,6 +151,10 @@ def _asset(request: Request) -> Response:
     if name not in known or name[name.rindex(".") :] not in _TYPES:
         raise _Missing(f"There is no file {name!r:.200}.")
     return _static(name)
+
+
+def _metrics(runs: Runs) -> Response:
+    return Response(prometheus.text(runs), headers={**_HEADERS, "Content-Type": prometheus.CONTENT_TYPE})
 
 
 def _view(runs: Runs, request: Request) -> RunView:

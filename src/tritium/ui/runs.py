@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterable
 from typing import Any
 
 from tritium.errors import WrongVersion
 from tritium.events import RunEnded, read
-from tritium.observe.run_directory import RUN_FILE
+from tritium.observe.run_directory import RANKS_FILE, RUN_FILE
 from tritium.observe.runs import is_gone
 from tritium.ui.folder import EVENTS, REPORT, RunFolder, runs_in
 from tritium.ui.summary import Summary
@@ -49,7 +50,16 @@ class RunView:
             assert self._sections is not None
             files = {"logs": self._logs(), "stacks": self._stacks()}
             head = {**self._sections["head"], **self._state(), "unread": self._unread}
-            return {**self._sections, **files, "head": head}, self._at < size and changed and self._progressed
+            ranks = self._ranks(self._sections["ranks"]) if head["status"] == "running" else self._sections["ranks"]
+            more = self._at < size and changed and self._progressed
+            return {**self._sections, **files, "ranks": ranks, "head": head}, more
+
+    def whole(self) -> dict[str, Any]:
+        """Read all that is new, and return the parts of the page."""
+        more = True
+        while more:
+            parts, more = self.sections()
+        return parts
 
     def _fold(self, data: bytes) -> None:
         """Take whole lines alone: the writer may be within one."""
@@ -75,6 +85,14 @@ class RunView:
             what = f"The driver's process {facts.get('pid')} on {facts.get('host')} is gone, and its run with it"
             return {**state, "failure": what, "next": "Start the program again: a run_dir with checkpoints continues."}
         return state
+
+    def _ranks(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the ranks with what they do now."""
+        try:
+            now = {entry["rank"]: entry for entry in json.loads(self.place.read(RANKS_FILE) or b"[]")}
+        except ValueError:
+            return ranks
+        return [{**rank, **now.get(rank["rank"], {})} if rank["state"] == "running" else rank for rank in ranks]
 
     def _logs(self) -> dict[str, int]:
         names = [name for name in self.place.names("logs") if name.startswith("rank-") and name.endswith(".log")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import secrets
 import socket
 import threading
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tritium.ui.runs import Runs
     from tritium.ui.told import Teller
 
+TOKEN = "TRITIUM_UI_TOKEN"
+"""The environment variable with the token; without it, each server makes one."""
 GRACE_SECONDS = 3
 """The limit for answers that are being sent when the server ends."""
 
@@ -63,7 +66,7 @@ def page(
     from tritium.ui.app import application
     from tritium.ui.runs import Runs
 
-    runs, token = Runs(urls, told), secrets.token_urlsafe(24)
+    runs, token = Runs(urls, told), os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     config = uvicorn.Config(
         application(runs, token, host, allow, lambda: server.should_exit),
         access_log=False,  # It would print the token.

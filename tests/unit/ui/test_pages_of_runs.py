@@ -303,6 +303,27 @@ class TestSummary:
         )
 
 
+def test_a_run_that_goes_on_has_metrics(tmp_path: Path) -> None:
+    facts = {"run": "a", "started": "2026-01-01T00:00:00+00:00", "host": "another", "pid": 1}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    events = [
+        RunOpened(settings={}, versions={}),
+        Logged(rank=0, step=3, rows=70, values={'the "loss"': 0.5, "broken": "NaN"}),
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(f"{stamped(event).to_json()}\n" for event in events))
+    answer = client(str(tmp_path)).get(f"/metrics?token={TOKEN}")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    assert samples == [
+        'tritium_run_ranks{run="a"} 1',
+        'tritium_run_failed{run="a"} 0',
+        'tritium_run_value{run="a",name="the \\"loss\\""} 0.5',
+        'tritium_rank_step{run="a",rank="0"} 3',
+        'tritium_rank_rows{run="a",rank="0"} 70',
+    ]
+    assert client(str(tmp_path)).get("/metrics").status_code == 403
+
+
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     first = server.page([str(tmp_path)], told)
     with first.socket, pytest.raises(BadSetting, match="The page can't listen on 127"):
@@ -339,9 +360,11 @@ def test_a_driver_serves_its_runs(scheme: str, tmp_path: Path, capfd: pytest.Cap
         assert address
         base, query, key = re.split("[?#]", address[1])
         parts_until('"metric loss"')
+        parts_until('"memory": ')
         go_on.touch()
         run.result(60)
     parts_until('"status": "succeeded"')
+    assert not (tmp_path / "run" / "ranks.json").exists()
     assert query not in (tmp_path / "run" / "events.jsonl").read_text()
     (row,) = httpx.get(f"{base}api/runs?{query}").json()
     assert (row["status"], row["path"]) == ("succeeded", run_dir)

@@ -35,6 +35,8 @@ class RankStatus:
     None when it does not show its steps."""
     state: str = ""
     """State letter of its process, as in `/proc/<pid>/stat`."""
+    memory: int | None = None
+    """Peak memory of its process in bytes; None where that is not known."""
     rows: dict[str, int] = field(default_factory=dict)
     receiving: bool = False
     rows_quiet: float = 0.0
@@ -46,11 +48,13 @@ class RankStatus:
         words: dict[str, Any] = {name: str(fields[name]) for name in ("doing", "phase", "state")}
         words |= {name: float(fields[name]) for name in ("seconds", "quiet", "idle", "rows_quiet")}
         step, epoch, limit = fields.get("step"), fields.get("epoch"), fields.get("step_limit")
+        memory = fields.get("memory")
         return cls(
             heard=heard,
             step=None if step is None else int(step),
             epoch=None if epoch is None else int(epoch),
             step_limit=None if limit is None else float(limit),
+            memory=None if memory is None else int(memory),
             taken=int(fields["taken"]),
             receiving=bool(fields["receiving"]),
             rows={str(name): int(count) for name, count in fields["rows"].items()},

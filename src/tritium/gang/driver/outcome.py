@@ -107,6 +107,15 @@ def await_formed(
     )
 
 
+def ranks_now(coordinator: Coordinator) -> list[dict[str, Any]]:
+    """Return what each rank does by its last heartbeat, as `ranks.json` has it."""
+    reported = [(m.rank, m.status) for m in list(coordinator.members.values()) if m.rank is not None and m.status]
+    return [
+        {"rank": rank, "phase": status.phase, "memory": status.memory}
+        for rank, status in sorted(reported, key=lambda pair: pair[0])
+    ]
+
+
 def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
     """Note once that the sources make no progress. Raises Stalled after the stall's limit, if `on_stall="end"`.
 
@@ -172,6 +181,7 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
                 GROW_SECONDS if elastic else SIGNAL_SECONDS,
             )
         attempt.cancellation.check()
+        attempt.recorder.ranks(ranks_now(coordinator))
         if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
             most = min(slots, attempt.gang.most)
             attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")

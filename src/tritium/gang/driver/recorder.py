@@ -143,6 +143,11 @@ class Recorder:
         log.output(rank, text)
         progress.output(rank, text)
 
+    def ranks(self, ranks: list[dict[str, Any]]) -> None:
+        """Write what each rank does now, for who looks at the run directory."""
+        if ranks:
+            self._open()[0].ranks(ranks)
+
     def store(self, piece: Piece) -> None:
         """Store a piece of a rank's file. Raises StoreFailed."""
         if self._open()[0].store(piece):

@@ -22,12 +22,13 @@ class Memory:
         self._group = _Group(None, "")
         self._killed = 0
         self._free: list[int] = []
-        self._peak: int | None = None
+        self.peak: int | None = None
+        """The rank's peak at the last sample, in bytes."""
 
     def look(self) -> None:
         """Sample the free memory, the rank's peak, and once its group's OOM kills so far. Call it periodically."""
         self._free = [*self._free[-4:], _meminfo().get("MemAvailable", 0)]
-        self._peak = _high_water(self._pid) or self._peak
+        self.peak = _high_water(self._pid) or self.peak
         group = _group(self._pid)
         if group.is_root and self._group.folder is not None:
             return  # Version 1 reports "/" for a process from the moment it begins to end.
@@ -42,7 +43,7 @@ class Memory:
         host = _meminfo()
         free = [*self._free, host.get("MemAvailable", 0)]
         figures: dict[str, Any] = {
-            "peak": peak or self._peak,
+            "peak": peak or self.peak,
             "host_total": host.get("MemTotal"),
             "host_available": min(free),
         }

@@ -119,6 +119,7 @@ class Monitor:
                 "seconds": round(now - (word["since"] or self._begun), 3),
                 "quiet": round(self._progress.look((word["changes"], self._output.pieces), now), 3),
                 "idle": round(self._busy.look(now), 3),
+                "memory": self._memory.peak,
                 "state": process_stats.state(self._process.pid),
                 "receiving": rows is not None,
                 "rows": dict(rows or {}),

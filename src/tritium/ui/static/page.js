@@ -171,7 +171,7 @@ const RANK_COLUMNS = [
   ["host", (rank) => rank.host],
   ["device", (rank) => rank.device],
   ["pid", (rank) => [rank.pid === undefined ? "" : String(rank.pid)]],
-  ["phase", (rank) => rank.phase],
+  ["now", (rank) => rank.phase],
   ["epoch", (rank) => from1(rank.epoch)],
   ["step", (rank) => from1(rank.step)],
   ["rows", (rank) => rank.rows],
@@ -179,7 +179,7 @@ const RANK_COLUMNS = [
   ["waits for data", (rank) => percent(rank.shares?.data)],
   ["computes", (rank) => percent(rank.shares?.compute)],
   ["exchanges", (rank) => percent(rank.shares?.exchange)],
-  ["memory", (rank) => megabytes(rank.memory)],
+  ["peak memory", (rank) => megabytes(rank.memory)],
   ["last logged", (rank) => Object.entries(rank.values ?? {}).map(([name, value]) => `${name} ${number(value)}`).join(", ")],
 ];
 

@@ -154,7 +154,7 @@ def _asset(request: Request) -> Response:
 
 
 def _metrics(runs: Runs) -> Response:
-    return Response(prometheus.text(runs), headers={**_HEADERS, "Content-Type": prometheus.CONTENT_TYPE})
+    return PlainTextResponse(prometheus.text(runs), headers=_HEADERS)
 
 
 def _view(runs: Runs, request: Request) -> RunView:

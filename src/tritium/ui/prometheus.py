@@ -7,7 +7,6 @@ from typing import Any
 
 from tritium.ui.runs import Runs
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HELP = {
     "tritium_run_ranks": "Ranks of the gang.",
     "tritium_run_failed": "1 when a rank has failed, until the gang is formed again; else 0.",

@@ -60,6 +60,21 @@ def test_a_killed_executor(undisturbed: str, tmp_path: Path) -> None:
         assert "retry 1 of 2" in ended.report
 
 
+def test_more_memory_after_one_that_ran_out_of_it(tmp_path: Path) -> None:
+    """On a standalone cluster: the executors of the next attempt's pod have a larger heap, that of their process."""
+    place = Place(tmp_path)
+    with clusters.standalone() as master:
+        first, second = (
+            pod(place, "wants_memory", f"marker={str(tmp_path / 'oom')!r}", flow="training", master=master).run()
+            for _ in range(2)
+        )
+    assert first.error is not None, first.log[-5000:]
+    facts = [first.error[name] for name in ("kind", "code", "origin")]
+    assert facts == ["RECOVERABLE", "OOM", "USER"], first.error["message"]
+    assert second.outputs is not None, f"{second.error}\n{second.log[-5000:]}"
+    assert "-Xmx640M" in str(second.outputs)  # 1.25 of the 512 MiB that the application asks for
+
+
 def test_a_killed_driver(undisturbed: str, tmp_path: Path) -> None:
     """The next attempt's pod goes on from the checkpoint, and the report of the first is there."""
     place, marker = Place(tmp_path), tmp_path / "marker"

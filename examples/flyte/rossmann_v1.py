@@ -42,6 +42,7 @@ SPARK = Spark(
         "spark.executor.memory": "2000M",
         "spark.executor.cores": "1",
         "spark.executor.instances": "2",
+        "spark.sql.shuffle.partitions": "16",
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
     }

@@ -188,7 +188,7 @@ def test_rossmann_in_this_process(tmp_path: Path) -> None:
         for line in wire(place, "play", str(ROSSMANN), expression).splitlines()
         if line.startswith("ANSWER ")
     ]
-    assert names == ["model.keras", "submission.csv"]
+    assert {"model.keras", "submission.csv"} <= set(names)
     assert 0 < error < 2
     again = wire(place, "play", str(ROSSMANN), f"[{expression}, pyspark.SparkContext._gateway is None]")
     assert json.loads(again.splitlines()[-1].removeprefix("ANSWER ")) == [[names, error], True]

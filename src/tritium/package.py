@@ -33,7 +33,11 @@ OURS = ("tritium", "tritium_compat", "tritium_flyte")
 _PACKAGES = (*OURS, "cloudpickle")
 _ON_THE_DRIVER = (
     "tritium/cli",
+    "tritium/gang/driver/address.py",
+    "tritium/gang/driver/on_cluster.py",
+    "tritium/gang/driver/spark_job.py",
     "tritium/gang/driver/told.py",
+    "tritium/integration/page.py",
     "tritium/mlflow.py",
     "tritium/observe/scoring.py",
     "tritium/predict/dedupe.py",
@@ -44,8 +48,8 @@ _ON_THE_DRIVER = (
     "tritium/predict/ledger.py",
     "tritium/predict/targets.py",
     "tritium/spark/inside/partitions.py",
+    "tritium/spark/sources.py",
     "tritium/ui",
-    "tritium/integration/page.py",
     "tritium_compat/horovodrun.py",
     "tritium_flyte/driver",
 )

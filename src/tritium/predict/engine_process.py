@@ -89,9 +89,9 @@ class _DeviceServer:
         self._calling: _Client | None = None
 
     def serve(self) -> None:
-        """Answer clients until there has been none for IDLE_SECONDS."""
-        clients = 0
-        while ready := self._selector.select(None if clients else IDLE_SECONDS):
+        """Answer clients until there has been none for IDLE_SECONDS, or none is left and no model could be restored."""
+        clients, idle = 0, IDLE_SECONDS
+        while ready := self._selector.select(None if clients else idle):
             for key, _ in ready:
                 if key.data is None:
                     clients += self._accept()
@@ -103,6 +103,7 @@ class _DeviceServer:
                     self._selector.unregister(key.fileobj)
                     key.data.close()
                     clients -= 1
+                    idle = IDLE_SECONDS if kept.are_there() else 0
                 self._calling = None
 
     def _accept(self) -> int:

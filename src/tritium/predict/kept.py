@@ -46,6 +46,11 @@ def ready(plan: dict[str, Any], weights: Callable[[], Buffer], *, cpus: int, gpu
         yield engine  # Meanwhile `kept` is referred to here, so that it is not restored a second time.
 
 
+def are_there() -> bool:
+    """Tell whether this process keeps any model."""
+    return bool(_last_used)
+
+
 def imported(plan: dict[str, Any]) -> Framework | None:
     """Import the framework of the plan's model, and return it; None where there is nothing to import."""
     framework = frameworks.find(registry.find(plan["engine"]).framework)

@@ -1,4 +1,4 @@
-"""Models of Tritium in MLflow: logged, loaded, and served by `mlflow models serve` (any process)."""
+"""MLflow: runs of Tritium logged as its runs; models logged, loaded and served by `mlflow models serve` (driver)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from tritium import file_system
+from tritium.events import Event, Logged, RunEnded, RunOpened
 from tritium.model import registry
 from tritium.model.model import Model, load
 from tritium.model.table import kinds_of_columns
+from tritium.observe.stream import listen
 
-__all__ = ["load_model", "log_model", "save_model"]
+__all__ = ["load_model", "log_model", "save_model", "tracked"]
 
 _TYPES = {"string": "string", "binary": "binary", "timestamp": "datetime"}
 _PACKAGES = {
@@ -24,6 +27,76 @@ _PACKAGES = {
     "function": (),
 }
 """Engine → the packages that loading its models may import; those that are installed here are written down."""
+
+
+@contextmanager
+def tracked() -> Iterator[None]:
+    """Log each run that is started within the block, of `tr.launch` or an estimator, as a run of MLflow.
+
+        with tritium.mlflow.tracked():
+            model = TorchEstimator(…).fit(df)
+
+    Each is a child of the run that is active here, if there is one. Logged are parameters (an estimator's settings and
+    the gang's), the numbers that rank 0 gives to `world.log` by step, the tags `tritium.run` and `tritium.run_dir`, and
+    report.html. What MLflow raises does not end a run, and is said once. Raises WrongVersion without MLflow.
+    """
+    tracker = _Tracker(registry.library())
+    with listen(tracker.on_event):
+        yield
+
+
+class _Tracker:
+    """The callback of `tr.listen`. MLflow's active run is one of a thread, and each run's events come in a thread."""
+
+    def __init__(self, mlflow: Any) -> None:
+        self._mlflow = mlflow
+        parent = mlflow.active_run()
+        self._place = (
+            {"parent_run_id": parent.info.run_id, "experiment_id": parent.info.experiment_id} if parent else {}
+        )
+        self._runs: dict[str, tuple[str, str]] = {}
+        """Run → the id of MLflow's, and its directory."""
+        self._steps: dict[str, int] = {}
+        """Run → the steps of an epoch, once that is known."""
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunOpened):
+            self._open(event)
+        elif event.run not in self._runs:
+            return
+        elif isinstance(event, Logged) and event.rank == 0 and event.values:
+            self._log(event, self._runs[event.run][0])
+        elif isinstance(event, RunEnded):
+            self._end(event, *self._runs.pop(event.run))
+
+    def _open(self, event: RunOpened) -> None:
+        settings = dict(event.settings)
+        run_dir, title = str(settings.pop("run_dir")), settings.pop("title", "")
+        settings |= settings.pop("training", {})
+        tags = {"tritium.run": settings.pop("run_id"), "tritium.run_dir": run_dir}
+        run = self._mlflow.start_run(run_name=title or event.run, tags=tags, **self._place)
+        self._runs[event.run] = run.info.run_id, run_dir
+        self._mlflow.log_params({name: value for name, value in settings.items() if value not in (None, "", [], {})})
+
+    def _log(self, event: Logged, run_id: str) -> None:
+        """Log numbers at their step of the whole training, or else at their epoch."""
+        if event.steps is not None:
+            self._steps[event.run] = event.steps
+        before = (event.epoch or 0) * self._steps.get(event.run, 0)
+        step = event.epoch if event.step is None else before + event.step
+        numbers = {name: float(value) for name, value in (event.values or {}).items()}
+        epoch = {} if event.epoch is None else {"epoch": float(event.epoch)}
+        # Without waiting for the server: a training may log faster than that answers.
+        self._mlflow.log_metrics(numbers | epoch, step=step, run_id=run_id, synchronous=False)
+
+    def _end(self, event: RunEnded, run_id: str, run_dir: str) -> None:
+        self._steps.pop(event.run, None)
+        try:
+            self._mlflow.flush_async_logging()
+            page = file_system.read(f"{run_dir}/report.html").decode()
+            self._mlflow.log_text(page, "report.html", run_id=run_id)
+        finally:
+            self._mlflow.end_run("FINISHED" if event.ok else "FAILED")
 
 
 def save_model(model: Model, path: str, *, input_example: Any = None, **options: Any) -> None:

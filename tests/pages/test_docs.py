@@ -27,6 +27,7 @@ PAGES = (
     "docs/tasks/lightgbm.md",
     "docs/tasks/cluster.md",
     "docs/tasks/failures.md",
+    "docs/tasks/trackers.md",
     "docs/tasks/migrate.md",
     "docs/launch.md",
     "docs/data.md",

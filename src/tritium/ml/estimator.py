@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import sys
 import threading
@@ -173,6 +174,7 @@ class Trainings(Iterator[tuple[int, Any]]):
                 run_dir=twice,
             )
         self._dataset = dataset
+        self._context = contextvars.copy_context()  # With `tr.listen`: CrossValidator trains in threads of its own.
         self._lock = threading.Lock()
         self._next = self._running = 0
         self._left = Counter(plan.reads for plan in self._plans)
@@ -191,7 +193,9 @@ class Trainings(Iterator[tuple[int, Any]]):
             exchange = self._exchange(plan)
             self._running += 1
         try:
-            return index, self._estimators[index]._trained(plan, self._dataset, exchange, self._titles[index])
+            train = self._context.copy().run
+            title = self._titles[index]
+            return index, train(self._estimators[index]._trained, plan, self._dataset, exchange, title)
         except BaseException as error:
             self._error = error
             raise

@@ -33,6 +33,7 @@ from tritium.ml.vocabulary import with_words
 from tritium.model.engines.torch_defaults import torch_defaults
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature, check_classes
+from tritium.shown import changed_fields, shown
 
 S = TypeVar("S", bound=Settings)
 
@@ -193,6 +194,7 @@ def run(
         spark=spark,
         notes=[*said, *plan.notes, *forgotten, *([continues] if continues else [])],
         title=title,
+        training={name: shown(value) for name, value in changed_fields(settings).items()},
     )
     seen = ended.result()[0]
     history = seen["history"]

@@ -47,6 +47,8 @@ class Attempt:
     """World size → exchange that is persisted for the next attempt. At most one; all attempts share this dict."""
     slots: RunSlots = field(default_factory=RunSlots)
     """The slots that the run holds until it ends; all attempts share this object."""
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks that the driver's experiment tracker needs; those of `gang.env` come before them."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """Whether the run shall end; all attempts share this object."""
 
@@ -163,7 +165,7 @@ def order_of(
         address=coordinator.address,
         secret=coordinator.secret,
         job=job,
-        env=dict(gang.env),
+        env={**attempt.trackers, **gang.env},
         cpus=gang.cpus,
         gpus=gang.gpus,
         framework=frameworks.find(gang.framework),

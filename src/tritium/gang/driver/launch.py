@@ -6,6 +6,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from tritium import frameworks
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumWarning
 from tritium.frameworks import torch as pytorch
-from tritium.gang.driver import programs
+from tritium.gang.driver import programs, trackers
 from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
@@ -115,13 +116,16 @@ def start(
     spark: Any = None,
     notes: Sequence[str] = (),
     title: str = "",
+    training: Mapping[str, Any] | None = None,
 ) -> Run:
     """Do as `launch`, in this thread, and return the run that has succeeded.
 
-    notes : lines for the user, shown first.
-    title : tells this run from others in the progress display.
+    notes    : lines for the user, shown first.
+    title    : tells this run from others in the progress display.
+    training : an estimator's settings, as the report shows them.
     """
-    run = prepared(fn, gang, args=args, kwargs=kwargs, data=data, spark=spark, notes=notes, title=title, stacklevel=4)
+    facts: dict[str, Any] = {"notes": notes, "title": title, "training": training}
+    run = prepared(fn, gang, args=args, kwargs=kwargs, data=data, spark=spark, stacklevel=4, **facts)
     run.complete()
     return run
 
@@ -136,6 +140,7 @@ def prepared(
     spark: Any,
     notes: Sequence[str] = (),
     title: str = "",
+    training: Mapping[str, Any] | None = None,
     stacklevel: int,
 ) -> Run:
     """Check all that can be checked without the cluster, and return a run that has not started.
@@ -162,10 +167,9 @@ def prepared(
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
     notes = (*notes, *growth(gang.run_dir))
     run_id, run_dir = new_run_dir(gang.run_dir)
-    recorder = Recorder(run_id, run_dir, gang, sorted(frames), notes, title)
-    return Run(
-        Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most, tensors=tensors)
-    )
+    recorder = Recorder(run_id, run_dir, gang, sorted(frames), notes, title, training)
+    attempt = Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most)
+    return Run(replace(attempt, tensors=tensors, trackers=trackers.variables()))
 
 
 def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:

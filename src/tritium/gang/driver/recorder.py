@@ -51,9 +51,12 @@ class Recorder:
         names: Sequence[str],
         notes: Sequence[str] = (),
         title: str = "",
+        training: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
+        settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "run_dir": run_dir}
+        settings["data"] = list(names)
         settings["framework"] = to_json(find(gang.framework))
+        settings |= {"title": title, "training": dict(training)} if training else {}
         self._run_id, self.run_dir = run_id, run_dir
         self._settings = settings
         self._gang = gang
@@ -128,13 +131,17 @@ class Recorder:
         self._record(event, *opened)
 
     def _record(self, event: Event, log: RunLog, progress: Progress) -> None:
+        self.stream.add(self._write(event, log, progress))
+
+    def _write(self, event: Event, log: RunLog, progress: Progress) -> str:
         event = stamped(event, self._run_id)
         if isinstance(event, Note):
             event = replace(event, text=masked(event.text))
-        self.stream.add(log.event(event))
+        line = log.event(event)
         self._report.event(event)
         self._page.add(event)
         progress.event(event)
+        return line
 
     def output(self, rank: int, text: str) -> None:
         """Record and show output of a rank."""
@@ -195,12 +202,16 @@ class Recorder:
             texts = {"text": told.text, "traceback": "" if told.how == "error" else told.traceback}
             cut = {name: masked(clip(text, TEXT_BYTES)) for name, text in texts.items()}
             self._report.failed_by(f"{told.type}: {cut['text']}", rank=None, how=told.how, type=told.type, **cut)
-        self.event(RunEnded(ok=problem is None, seconds=round(time.monotonic() - self._started, 3)))
         log, progress = self._opened
+        ended = RunEnded(ok=problem is None, seconds=round(time.monotonic() - self._started, 3))
+        line = self._write(ended, log, progress)
         progress.close()
         report = self._report.build()
-        log.report(report, self._page.document(report))
-        log.close()
+        try:
+            log.report(report, self._page.document(report))
+            log.close()
+        finally:  # Who gets this event finds the report in the run directory.
+            self.stream.add(line)
         if log.problem is not None:
             self.problems.append(f"The run directory is not complete: {log.problem}")
         return report

@@ -311,7 +311,7 @@ class TestEvents:
         assert kept == [str(number) for number in range(10 - len(kept), 10)]
 
     def test_end_when_the_end_of_the_run_can_not_be_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refused(self: Any, report: Any) -> None:
+        def refused(self: Any, report: Any, page: str) -> None:
             raise OSError(REFUSED)
 
         monkeypatch.setattr(RunLog, "report", refused)

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 import tritium
 from tritium import cli
+from tritium.cli import findings
 from tritium.errors import RankFailed
 
 
@@ -47,25 +48,25 @@ def test_doctor_names_what_mends_a_wrong_java(
 
 def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert cli.java().result == f"no {tmp_path}/bin/java"
+    assert findings.java().result == f"no {tmp_path}/bin/java"
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, 'openjdk version "21.0.2" 2024-01-16'))
-    assert cli.java() == cli.Finding("Java", f"21.0.2, {tmp_path}/bin/java")
+    assert findings.java() == findings.Finding("Java", f"21.0.2, {tmp_path}/bin/java")
 
 
 @pytest.mark.parametrize(("version", "fix"), [("3.5.9", "needs 4.0 or newer"), ("4.0.0.dev1", ""), ("5.0", "")])
 def test_a_library_is_held_against_our_own_metadata(version: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.importlib.metadata, "version", lambda name: version)
-    assert cli.library("pyspark").fix.startswith(fix)
-    assert bool(cli.library("pyspark").fix) == bool(fix)
+    monkeypatch.setattr(findings.importlib.metadata, "version", lambda name: version)
+    assert findings.library("pyspark").fix.startswith(fix)
+    assert bool(findings.library("pyspark").fix) == bool(fix)
 
 
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
-        raise cli.importlib.metadata.PackageNotFoundError(name)
+        raise findings.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(cli.importlib.metadata, "version", missing)
-    assert cli.library("torch") == cli.Finding("torch", "not installed", 'pip install "tritium[torch]"')
-    assert cli.library("numpy").fix == 'pip install "numpy>=1.26"'
+    monkeypatch.setattr(findings.importlib.metadata, "version", missing)
+    assert findings.library("torch") == findings.Finding("torch", "not installed", 'pip install "tritium[torch]"')
+    assert findings.library("numpy").fix == 'pip install "numpy>=1.26"'
 
 
 def test_demo_outside_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def start(
         if conf:
             raise BadSetting("--conf is for Spark: name its master, such as --master local[2].", setting="conf")
     gang = Gang.of(None, settings)
-    spark = None if master is None or gang.on != "cluster" else _session(master, conf)
+    spark = None if master is None or gang.on != "cluster" else session("tritium run", master, conf)
     try:
         frames = {name: _frame(path, spark) for name, path in data}
         launch(program, gang, args=tuple(arguments), data=frames or None, spark=spark)
@@ -174,14 +174,19 @@ def _import_compat() -> None:
         raise TritiumError(f"--compat: {error}") from error
 
 
-def _session(master: str, conf: Sequence[tuple[str, str]]) -> Any:
+def session(name: str, master: str | None, conf: Sequence[tuple[str, str]], remote: str | None = None) -> Any:
+    """Return a SparkSession for a command: of a master, of a Connect server, or as Spark's own files say."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise TritiumError(f'--master needs pyspark: pip install "tritium[spark]" ({error}).') from error
-    builder = SparkSession.builder.master(master).appName("tritium run")
-    for name, value in conf:
-        builder = builder.config(name, value)
+        raise TritiumError(f'A cluster needs pyspark: pip install "tritium[spark]" ({error}).') from error
+    builder = SparkSession.builder.appName(name)
+    if remote is not None:
+        builder = builder.remote(remote)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in conf:
+        builder = builder.config(key, value)
     return builder.getOrCreate()
 
 

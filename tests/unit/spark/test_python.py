@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tritium import cli
+from tritium.cli import findings
 from tritium.errors import WrongVersion
 from tritium.spark.python import check, drivers_python, on_this_machine
 
@@ -91,12 +91,12 @@ def test_one_that_cant_be_run(tmp_path: Path) -> None:
 
 def test_doctor_says_which_it_is(bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", bare)
-    found = cli.workers()
+    found = findings.workers()
     assert found.result == bare
     assert "lacks 'pyarrow' and 'numpy'" in found.fix
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    assert cli.workers() == cli.Finding("Spark's Python", f"{sys.executable} (PYSPARK_PYTHON)")
+    assert findings.workers() == findings.Finding("Spark's Python", f"{sys.executable} (PYSPARK_PYTHON)")
     monkeypatch.delenv("PYSPARK_PYTHON")
     monkeypatch.setenv("PATH", str(Path(bare).parent))
-    assert cli.workers().fix == ""
-    assert f"UDFs of your own run {bare}3, unless PYSPARK_PYTHON={sys.executable}" in cli.workers().result
+    assert findings.workers().fix == ""
+    assert f"UDFs of your own run {bare}3, unless PYSPARK_PYTHON={sys.executable}" in findings.workers().result

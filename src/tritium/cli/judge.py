@@ -249,7 +249,7 @@ def routes(answers: Answers) -> list[Finding]:
     tried = [(a["executor"], peer, error) for a in answers for peer, error in a.get("peers", {}).items()]
     closed = [f"{executor} to {peer}: {error}" for executor, peer, error in tried if error]
     if closed:
-        fix = "open all TCP ports between executors (firewall, NetworkPolicy, security group)"
+        fix = "open all TCP ports between executors (firewall, network policy, security group)"
         return [Finding("between executors", _some(closed), fix)]
     return [Finding("between executors", f"{len(tried)} connections, all open")] if tried else []
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +19,23 @@ _IDS = {
     "_U_ORG_NAME": "o",
     "_U_EP_OVERRIDE": "localhost:1",  # the control plane, which a task without tasks of its own never calls
 }
+
+
+def start(command: list[str], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
+    """Start a pod's command as the leader of a process group; its output is one text."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    return subprocess.Popen(command, env=environment, cwd=cwd, text=True, **pipes)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Return the output of a command of `start` when all is at its end. One that fails to end in time is killed."""
+    with process:
+        try:
+            return process.communicate(timeout=SECONDS)[0]
+        except BaseException:
+            # The whole group: the Python program of spark-submit outlives its Java, and would hold the output open.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 @dataclass
@@ -40,16 +59,12 @@ class Pod:
     cwd: Path
 
     def start(self) -> subprocess.Popen[str]:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(self.args, env=self.environment, cwd=self.cwd, text=True, **pipes)
+        return start(self.args, self.environment, self.cwd)
 
     def run(self) -> Ended:
         """Run the command to its end."""
-        with self.start() as process:
-            try:
-                log, _ = process.communicate(timeout=SECONDS)
-            finally:
-                process.kill()
+        process = self.start()
+        log = finish(process)
         return self.ended(process.returncode, log)
 
     def ended(self, code: int, log: str) -> Ended:

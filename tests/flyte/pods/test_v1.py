@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import advice
+import pods
 from workflows import FOLDER, SECONDS, Place
 
 ROOT = FOLDER.parents[1]
@@ -20,7 +21,12 @@ OPEN_MPI = ROOT / ".envs" / "openmpi"
 BIN = Path(sys.executable).parent
 BASICS = FOLDER / "basics_v1.py"
 ROSSMANN = ROOT / "examples" / "flyte" / "rossmann_v1.py"
-IDS = {"FLYTE_INTERNAL_EXECUTION_PROJECT": "p", "FLYTE_INTERNAL_EXECUTION_DOMAIN": "d", "FLYTE_INTERNAL_TASK_NAME": "t"}
+IDS = {
+    "FLYTE_INTERNAL_EXECUTION_PROJECT": "p",
+    "FLYTE_INTERNAL_EXECUTION_DOMAIN": "d",
+    "FLYTE_INTERNAL_EXECUTION_ID": "e",  # Else its log is one for a terminal, and Open MPI's has no columns.
+    "FLYTE_INTERNAL_TASK_NAME": "t",
+}
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -98,13 +104,8 @@ class Pod:
         }
 
     def _run(self, command: list[str]) -> Ended:
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        cwd = self.place.folder / "cwd"
-        with subprocess.Popen(command, env=self.environment, cwd=cwd, text=True, **pipes) as process:
-            try:
-                log, _ = process.communicate(timeout=SECONDS)
-            finally:
-                process.kill()
+        process = pods.start(command, self.environment, self.place.folder / "cwd")
+        log = pods.finish(process)
         answer = json.loads(wire(self.place, "read", str(self.folder / "out")).splitlines()[-1])
         return Ended(process.returncode, log, answer["outputs"], answer["error"])
 

@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 import clusters
-from pods import Pod, pod
+from pods import Pod, finish, pod
 from workflows import FOLDER, SECONDS, Place
 
 FLOW = FOLDER / "training.py"
@@ -75,12 +74,13 @@ def test_more_memory_after_one_that_ran_out_of_it(tmp_path: Path) -> None:
     assert "-Xmx640M" in str(second.outputs)  # 1.25 of the 512 MiB that the application asks for
 
 
-def test_a_killed_driver(undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_driver(undisturbed: str, tmp_path: Path, number: signal.Signals) -> None:
     """The next attempt's pod goes on from the checkpoint, and the report of the first is there."""
     place, marker = Place(tmp_path), tmp_path / "marker"
     inputs = ("fault='wait'", f"marker={str(marker)!r}", "retries=0")
     first = pod(place, "fit", *inputs, flow="training")
-    hit(first, lambda: marker.exists() and "checkpoint" in report(first))
+    hit(first, number, lambda: marker.exists() and "checkpoint" in report(first))
     assert "checkpoint" in report(first)
     second = pod(place, "fit", *inputs, flow="training").run()
     assert second.outputs is not None, f"{second.error}\n{second.log[-5000:]}"
@@ -93,26 +93,19 @@ def report(attempt: Pod) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def drivers(pid: int) -> list[int]:
-    """Return the Python processes that spark-submit has started for Flyte's runtime."""
-    found = []
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.Error):  # It may have ended.
-            found += [child.pid] if "runtime.py" in str(child.cmdline()) else []
-    return found
-
-
-def hit(attempt: Pod, ready: Callable[[], bool]) -> None:
-    """Kill the pod's processes when all is ready."""
-    with attempt.start() as process:
-        try:
-            clusters.wait(lambda: ready() or process.poll() is not None, "the training waits", SECONDS)
-            assert process.poll() is None, process.communicate()[0][-5000:]
-            for pid in (*drivers(process.pid), process.pid):
-                os.kill(pid, signal.SIGKILL)
-            process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
+def hit(attempt: Pod, number: signal.Signals, ready: Callable[[], bool]) -> None:
+    """End the pod when all is ready as Kubernetes does: its first process by a signal, the others with that one."""
+    process = attempt.start()
+    try:
+        clusters.wait(lambda: ready() or process.poll() is not None, "the training waits", SECONDS)
+        runs = process.poll() is None
+        process.send_signal(number)
+        process.wait(SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # All may have ended with the first one.
+            os.killpg(process.pid, signal.SIGKILL)
+        log = finish(process)
+    assert runs, log[-5000:]
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:

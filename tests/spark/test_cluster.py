@@ -122,9 +122,9 @@ def test_what_is_no_session_is_said_so() -> None:
         cluster_of("local[2]")
 
 
-@pytest.mark.parametrize("spark_version", ["4.0.1", "3.5.3", "4.0.0-SNAPSHOT"])
+@pytest.mark.parametrize("spark_version", ["3.5.3", "3.5.0-SNAPSHOT"])
 def test_an_old_spark_is_refused(spark_version: str) -> None:
-    with pytest.raises(WrongVersion, match=rf"needs Spark 4\.1 or newer.*runs {spark_version}"):
+    with pytest.raises(WrongVersion, match=rf"needs Spark 4\.0 or newer.*runs {spark_version}"):
         check_versions(spark_version, (3, 11))
 
 

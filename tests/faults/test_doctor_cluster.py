@@ -79,6 +79,7 @@ def test_each_fault_of_a_cluster_is_named(tmp_path: Path, memory_disk: str) -> N
     assert findings["torch there"]["fix"].startswith("all executors: ")
     assert "Connection refused" in findings["route to driver"]["result"]
     assert findings["slots"]["result"].startswith("2 on 2 executor(s)")
+    assert int(findings["Java there"]["result"].partition(".")[0]) >= 17
     assert findings["between executors"]["result"] == "2 connections, all open"
 
 

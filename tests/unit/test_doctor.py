@@ -23,6 +23,7 @@ def answer(executor: str = "a:1", **changes: Any) -> dict[str, Any]:
         "executor": executor,
         "first": True,
         "resources": {},
+        "java": "17.0.1",
         "python": [sys.version.split()[0], "/opt/python"],
         "libraries": VERSIONS,
         "cuda": {"built": None, "available": False, "devices": 0},

@@ -104,6 +104,7 @@ def executors(cluster: Cluster, answers: Answers) -> list[Finding]:
     heap = 0 if local else _bytes(cluster.session.setting("spark.executor.memory", "1g"))
     return [
         slots(answers),
+        java(firsts),
         python(firsts),
         *(library(name, firsts) for name in LIBRARIES),
         *accelerators(firsts, answers),
@@ -122,6 +123,11 @@ def slots(answers: Answers) -> Finding:
     resources = sorted({f"{len(ids)} {name}" for a in answers for name, ids in a["resources"].items()})
     task = f", each with {' and '.join(resources)}" if resources else ""
     return Finding("slots", f"{len(answers)} on {len(names)} executor(s){task}: {_some(sorted(names))}")
+
+
+def java(firsts: Answers) -> Finding:
+    """Say which Java the executors run; one that is too old could not have started them."""
+    return Finding("Java there", ", ".join(sorted({str(a["java"] or "not known") for a in firsts})))
 
 
 def python(firsts: Answers) -> Finding:

@@ -71,7 +71,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
 def _machine(question: dict[str, Any]) -> dict[str, Any]:
     return {
         "python": [sys.version.split()[0], sys.executable],
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON"),
+        "java": _java(),
         "libraries": {name: _library(name) for name in question["libraries"]},
         "cuda": _cuda(),
         "gpus": _gpus(),
@@ -81,6 +81,21 @@ def _machine(question: dict[str, Any]) -> dict[str, Any]:
         "driver": _driver(*question["driver"]) if question["driver"] else None,
         "file": os.path.exists(question["file"]) if question["file"] else None,
     }
+
+
+def _java() -> str | None:
+    """Return the version of the JVM among this process's ancestors, which is the executor; None: not known."""
+    pid = os.getpid()
+    with contextlib.suppress(OSError, ValueError, StopIteration):  # Only Linux has /proc, and some JVMs no such file.
+        while pid > 1:
+            program = os.path.realpath(f"/proc/{pid}/exe")
+            if os.path.basename(program) == "java":
+                with open(os.path.join(os.path.dirname(program), "..", "release"), errors="replace") as release:
+                    line = next(line for line in release if line.startswith("JAVA_VERSION="))
+                return line.partition("=")[2].strip().strip('"')
+            with open(f"/proc/{pid}/stat", errors="replace") as status:
+                pid = int(status.read().rpartition(")")[2].split()[1])
+    return None
 
 
 def _library(name: str) -> dict[str, str | None]:

@@ -141,3 +141,57 @@ def test_an_estimator_is_tracked(client: MlflowClient, runs: Any, tmp_path: Path
         assert run.data.params.items() >= {"epochs": str(epochs), "loss": "MSELoss", "ranks": "2"}.items()
         assert [value for _, value in values(client, run, "epoch")][-1] == epochs - 1
     assert second.data.metrics["loss"] == model.history[-1]["loss"]
+
+
+def test_trainer_of_hugging_face(client: MlflowClient, runs: Any, tmp_path: Path) -> None:
+    def train() -> None:
+        import transformers
+
+        class Model(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(()))
+
+            def forward(self, x: Any) -> dict[str, Any]:
+                return {"loss": (self.weight * x).mean() ** 2}
+
+        settings = {"report_to": "mlflow", "save_strategy": "no", "logging_steps": 2, "use_cpu": True}
+        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=4, **settings)
+        transformers.Trainer(Model(), arguments, train_dataset=tr.world().shard("train").dataset()).train()
+
+    frame = pd.DataFrame({"x": [0.1 * i for i in range(64)]})
+    with mlflow.start_run():
+        tr.launch(train, ranks=2, on="driver", framework="huggingface", data={"train": frame}, progress=False)
+    (run,) = runs()
+    assert [step for step, _ in values(client, run, "loss")] == [2, 4]
+    assert run.data.params["max_steps"] == "4"
+
+
+def test_logger_of_lightning(client: MlflowClient, runs: Any, tmp_path: Path) -> None:
+    def train() -> None:
+        import lightning
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        class Regression(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = torch.nn.Linear(1, 1)
+
+            def training_step(self, batch: Any, index: int) -> Any:
+                loss = self.linear(batch["x"][:, None]).mean() ** 2
+                self.log("loss", loss)
+                return loss
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+
+        logger = MLFlowLogger(run_id=os.environ["MLFLOW_RUN_ID"])
+        quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = lightning.Trainer(max_epochs=2, logger=logger, log_every_n_steps=1, **quiet)
+        trainer.fit(Regression(), tr.world().shard("train").loader(batch_size=16))
+
+    frame = pd.DataFrame({"x": [0.1 * i for i in range(64)]})
+    with mlflow.start_run():
+        tr.launch(train, ranks=2, on="driver", framework="lightning", data={"train": frame}, progress=False)
+    (run,) = runs()
+    assert [step for step, _ in values(client, run, "loss")] == [0, 1, 2, 3]

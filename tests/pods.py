@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def pod(
     flow: str = "basics",
     master: str = "local[2]",
     store: str = "",
+    conf: Mapping[str, str] | None = None,
     **environment: str,
 ) -> Pod:
     """Return the pod of a task of a workflow in tests/flyte.
@@ -90,6 +92,7 @@ def pod(
     inputs : the arguments `name=expression`, in the workflow's module.
     master : of spark-submit; on a cluster Spark's operator gives it.
     store  : where it writes; "": the place.
+    conf   : more of Spark's settings, as an operator's defaults are.
     """
     from pyspark.find_spark_home import _find_spark_home
 
@@ -103,6 +106,7 @@ def pod(
     )
     assert done.returncode == 0, done.stderr
     template = json.loads(done.stdout.splitlines()[-1])
-    conf = [text for pair in template["conf"].items() for text in ("--conf", "=".join(pair))]
-    submit = [f"{_find_spark_home()}/bin/spark-submit", "--master", master, *conf, template["main"]]
+    settings = {**(conf or {}), **template["conf"]}
+    options = [text for pair in settings.items() for text in ("--conf", "=".join(pair))]
+    submit = [f"{_find_spark_home()}/bin/spark-submit", "--master", master, *options, template["main"]]
     return Pod([*submit, *template["args"]], env, f"{store}/{folder.name}/out", place.folder / "cwd")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import clusters
+import object_stores
 import tritium as tr
 from tritium.checkpoint.format import own
 from tritium.checkpoint.state import Snapshot
@@ -191,32 +191,17 @@ def test_a_full_disk_under_the_run_directory(tmp_path: Path) -> None:
 @pytest.fixture
 def server() -> Iterator[str]:
     """Yield the address of a real S3 server."""
-    port = clusters.free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            clusters.wait(lambda: clusters.listens(port) or process.poll() is not None, "the S3 server listens")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-def bucket(server: str) -> dict[str, str]:
-    """Return the variables by which a program finds the server, after making a bucket on it."""
-    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
-    make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
-    env = {**keys, "AWS_ENDPOINT_URL": server}
-    subprocess.run([sys.executable, "-c", make], env={**os.environ, **env}, check=True, timeout=100)
-    return env
+    with object_stores.server() as address:
+        yield address
 
 
 def test_a_file_that_a_killed_rank_stored_by_half_is_whole_on_an_object_store(server: str) -> None:
-    found = program("object_store_run", "s3://bucket/runs/2", **bucket(server))
+    found = program("object_store_run", "s3://bucket/runs/2", **object_stores.bucket(server))
     assert found == {"retries": 1, "whole": True, "left": []}
 
 
 def test_an_object_store_without_rename(server: str) -> None:
-    env = bucket(server)
+    env = object_stores.bucket(server)
     found = program("object_store", "s3://bucket/runs/1", **env)
     assert found["first"] == [0, 0]
     assert found["names"] == ["000000000003", "000000000002"]

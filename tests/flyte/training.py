@@ -143,6 +143,14 @@ else:
         fitted = estimator(run_dir(), fault, marker, retries).fit(rows(session()))
         return {"weights": weights(fitted.model), "epochs": str(len(fitted.history))}
 
+    @env.task
+    def stored(marker: str) -> dict[str, str]:
+        """Write rows, train on them as read back, with a rank killed and without; return places and both weights."""
+        table = Table.written(rows(session()))
+        hit = estimator(run_dir("hit"), "rank", marker).fit(table.read()).model
+        other = estimator(run_dir("other")).fit(table.read()).model
+        return {"uri": table.uri, "run_dir": run_dir("hit"), "hit": weights(hit), "undisturbed": weights(other)}
+
     @env.task(retries=1)
     def saved(fault: str, marker: str) -> SavedModel:
         """Return the model."""

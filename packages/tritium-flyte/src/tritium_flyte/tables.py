@@ -54,9 +54,9 @@ class Table:
 
         from tritium_flyte.driver.context import new_place
 
-        contents, uri = Observation(), spark_url(new_place("table"))
+        contents, uri = Observation(), new_place("table")
         row = F.xxhash64(*(_hashable(field) for field in df.schema.fields)).cast("decimal(38,0)")
-        df.observe(contents, F.count(F.lit(1)).alias("rows"), F.sum(row).alias("sum")).write.parquet(uri)
+        df.observe(contents, F.count(F.lit(1)).alias("rows"), F.sum(row).alias("sum")).write.parquet(spark_url(uri))
         figures = contents.get
         return cls(uri, hash=sha256(f"{df.schema.json()} {figures['rows']} {figures['sum']}"))
 

@@ -39,6 +39,7 @@ UNREGISTERED = {
     "spark.worker.resource.gpu.discoveryScript": "https://spark.apache.org/docs/latest/spark-standalone.html",
     "spark.executor.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
     "spark.task.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
+    "spark.hadoop": "in front of Hadoop's own settings: https://spark.apache.org/docs/latest/configuration.html",
     "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",
 }
 

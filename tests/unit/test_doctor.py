@@ -76,7 +76,12 @@ LIMITS = {"cgroup": None, "address_space": 2 * GB, "machine": 64 * GB}
     ("sick", "level", "subject", "says"),
     [
         ({"python": ["3.9.1", "/usr/bin/python3"]}, "error", "Spark's Python", "b:2: set PYSPARK_PYTHON"),
-        (library("pyarrow", None, "ModuleNotFoundError"), "error", "pyarrow there", "b:2: pip install pyarrow"),
+        (
+            library("pyarrow", None, "ModuleNotFoundError"),
+            "error",
+            "pyarrow there",
+            "in /opt/python, or PYSPARK_PYTHON",
+        ),
         (library("torch", None, "ModuleNotFoundError"), "warning", "torch there", "only what uses it needs it"),
         (
             library("torch", "2.1", "OSError: libcudart"),

@@ -140,6 +140,10 @@ def python(firsts: Answers) -> Finding:
     return Finding("Spark's Python", f"{_some(sorted(texts))}; {VARIABLE}={chosen or 'not set'} on the driver", fix)
 
 
+def _python_of(firsts: Answers) -> str:
+    return _some(sorted({a["python"][1] for a in firsts}))
+
+
 def library(name: str, firsts: Answers) -> Finding:
     """Judge a library on all executors against the driver's."""
     subject = f"{name} there"
@@ -152,7 +156,9 @@ def library(name: str, firsts: Answers) -> Finding:
         return Finding(subject, f"can't be imported: {error}", f"{broken}: mend it in that Python ({install})")
     if absent:
         purpose = "every rank needs it" if needed else "only what uses it needs it"
-        return Finding(subject, f"not installed; {purpose}", f"{absent}: {install}", warning=not needed)
+        place = "" if name in _OF_PYTHON else f" in {_python_of(firsts)}, or {VARIABLE} of a Python that has it"
+        fix = f"{absent}: {install}{place}"
+        return Finding(subject, f"not installed; {purpose}", fix, warning=not needed)
     if name in _OF_PYTHON:
         return Finding(subject, "there")
     versions = sorted({str(a["libraries"][name]["version"]) for a in firsts})

@@ -27,7 +27,7 @@ from tritium.model.engine import Engine, Maker, Parts, Weights
 from tritium.model.engines import registry
 from tritium.model.engines.torch import TorchEngine
 from tritium.model.signature import Input, Output, Signature
-from tritium.predict import spark, worker
+from tritium.predict import kept, spark, worker
 
 SIGNATURE = Signature((Input("x", ("a", "b", "c"), "float32", (3,)),), (Output("y", "float32", (2,)),))
 X = np.arange(12, dtype="f4").reshape(4, 3)
@@ -130,9 +130,9 @@ def test_the_worker_scores_with_torch(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(expected, np.ndarray)
     found = scored(model, tmp_path, monkeypatch)
     np.testing.assert_allclose(found, [*expected, expected[0]], rtol=1e-6)
-    kept = len(worker._models)
+    before = list(kept._last_used)
     assert scored(model, tmp_path, monkeypatch) == found
-    assert len(worker._models) == kept, "the model is kept from task to task"
+    assert list(kept._last_used) == before, "the model is kept from task to task"
 
 
 WITHOUT_TORCH = """

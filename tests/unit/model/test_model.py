@@ -71,9 +71,9 @@ def test_a_worker_collects_garbage_after_a_task_without_looking_at_torchs_object
     out = fresh("""
         import gc
         from tritium.frameworks import find
-        from tritium.predict.worker import _need
+        from tritium.predict.kept import _import
 
-        _need(find("torch"))
+        _import(find("torch"))
         print(gc.get_freeze_count(), len(gc.get_objects()))
     """)
     frozen, seen = map(int, out.split())

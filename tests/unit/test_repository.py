@@ -105,8 +105,7 @@ def test_the_data_goes_with_its_citation() -> None:
 
 def test_every_decision_has_the_four_parts() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    numbers = [path.name[:3] for path in decisions]
-    assert len({*numbers}) == len(numbers), "two decisions have one number"
+    assert [path.name[:3] for path in decisions] == [f"{n:03d}" for n in range(1, len(decisions) + 1)]
     for path in decisions:
         heads = re.findall(r"^\*\*(.+?)\.\*\*", path.read_text(), re.MULTILINE)
         assert heads == ["Context", "Decision", "Cost", "What would change our mind"], path.name

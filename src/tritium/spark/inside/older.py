@@ -1,6 +1,6 @@
 """What Spark has since 4.1, by what 4.0 has: exact placement of rows, and functions of Arrow columns (driver).
 
-Both are public interfaces with the same results. Decision 044.
+Both are public interfaces with the same results. Decision 042.
 """
 
 from __future__ import annotations

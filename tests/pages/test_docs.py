@@ -113,6 +113,9 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 reviews = spark.createDataFrame([(1, "a good book"), (2, "bad")], ["id", "text"])
 """,
     "docs/prediction.md": """
+import mlflow
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+mlflow.set_experiment("a page")  # MLflow remembers that of an earlier page, which this file of a database lacks.
 import torch
 import tritium as tr
 from pyspark.sql import SparkSession, functions as F

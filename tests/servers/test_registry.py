@@ -46,7 +46,6 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mlflow
     """Yield a client of a real server, with a registry of its own."""
     database, artifacts = f"sqlite:///{tmp_path}/registry.db", str(tmp_path / "artifacts")
     server = ["server", "--backend-store-uri", database, "--artifacts-destination", artifacts]
-    monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # Its thread stays.
     monkeypatch.delenv("_MLFLOW_TELEMETRY_SESSION_ID", raising=False)  # MLflow removes it while it works.
     with answering(server, "/health", tmp_path) as url:
         mlflow.set_tracking_uri(url)

@@ -32,7 +32,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowClient]:
     """Yield a client of a real server, with a password that it does not ask for."""
     folder, before = tmp_path_factory.mktemp("mlflow"), dict(os.environ)
     os.environ |= {
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # Its thread stays.
         "MLFLOW_TRACKING_USERNAME": "somebody",
         "MLFLOW_TRACKING_PASSWORD": SECRET,
         "WANDB_API_KEY": SECRET,

@@ -39,7 +39,7 @@ class Page:
     socket: socket.socket
 
     def serve(self) -> None:
-        """Answer until the server is told to end, in a main thread by Ctrl-C or SIGTERM."""
+        """Answer until `server.should_exit` is set; in a main thread, Ctrl-C and SIGTERM set it."""
         with self.socket:
             self.server.run(sockets=[self.socket])
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
+    from tritium.data.profiling.profile import profile
     from tritium.data.schema import Data
     from tritium.frameworks.keras import Keras
     from tritium.frameworks.tensorflow import TensorFlow
@@ -43,6 +44,7 @@ __all__ = [
     "listen",
     "load",
     "ml",
+    "profile",
     "publish",
     "submit",
     "world",
@@ -62,6 +64,7 @@ _HOME = {
     "launch": "tritium.gang.driver.launch",
     "listen": "tritium.observe.stream",
     "load": "tritium.model.model",
+    "profile": "tritium.data.profiling.profile",
     "publish": "tritium.model.published",
     "submit": "tritium.gang.driver.launch",
     "world": "tritium.gang.rank.world",

@@ -33,6 +33,7 @@ OURS = ("tritium", "tritium_compat", "tritium_flyte")
 _PACKAGES = (*OURS, "cloudpickle")
 _ON_THE_DRIVER = (
     "tritium/cli",
+    "tritium/data/profiling/profile.py",
     "tritium/gang/driver/address.py",
     "tritium/gang/driver/on_cluster.py",
     "tritium/gang/driver/spark_job.py",

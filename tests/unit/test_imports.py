@@ -63,6 +63,7 @@ PUBLIC = {
     "listen",
     "load",
     "ml",
+    "profile",
     "publish",
     "submit",
     "world",

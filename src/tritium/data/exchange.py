@@ -45,7 +45,7 @@ class Exchange:
         self.data = {name: as_data(value) for name, value in data.items()}
         for name, value in self.data.items():
             _check_name(name)
-            _check_frame(name, value.frame)
+            check_frame(name, value.frame)
         if spark is None and not self.data:
             raise BadSetting("an exchange without data needs spark=, the session whose tasks the ranks become")
         self.plan: dict[str, tuple[Field, ...]] = {
@@ -377,7 +377,8 @@ def _check_name(name: Any) -> None:
         raise BadSetting(f"data={{{name!r}: ...}}: a name is a Python identifier that doesn't start with '_'")
 
 
-def _check_frame(name: str, frame: Any) -> None:
+def check_frame(name: str, frame: Any) -> None:
+    """Raise BadData unless it is a DataFrame of Spark, and no stream."""
     if not hasattr(frame, "sparkSession"):
         raise BadData(
             f"data {name!r} is a {type(frame).__module__}.{type(frame).__qualname__}, and the cluster reads Spark "

@@ -36,21 +36,26 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
 
     Raises BadData, which lists every problem of the frame at once.
     """
+    fields, problems = draft(schema, data)
+    if problems:
+        count = len(problems)
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise BadData(
+            f'data "{name}" can\'t be read, {count} problem{"s" * (count > 1)}:{listed}', name=name, problems=problems
+        )
+    return fields
+
+
+def draft(schema: Any, data: Data) -> tuple[tuple[Field, ...], list[str]]:
+    """Return the batch columns that can be read, and a sentence for each problem of the others and of the settings."""
     planner = _Planner(columns_of(schema), schema.names, data)
     planner.check_doubles()
     wanted = planner.wanted()
     fields = [planner.field(batch, sources, packed) for batch, (sources, packed) in wanted.items()]
     planner.check_settings(wanted)
-    if planner.problems:
-        count = len(planner.problems)
-        listed = "".join(f"\n  - {problem}" for problem in planner.problems)
-        raise BadData(
-            f'data "{name}" can\'t be read, {count} problem{"s" * (count > 1)}:{listed}',
-            name=name,
-            problems=list(planner.problems),
-        )
     skip = data.on_error == "skip"
-    return tuple(dataclasses.replace(field, skip=skip) for field in fields if field is not None)
+    planned = tuple(dataclasses.replace(field, skip=skip) for field in fields if field is not None)
+    return planned, planner.problems
 
 
 def _must_be_exact(kind: SourceType, dtype: str) -> bool:

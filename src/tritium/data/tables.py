@@ -42,7 +42,7 @@ class Tables:
             if value.keys:
                 self._tables[name] = _sorted(self._tables[name], value.keys)
         self._homes = {
-            name: _ranks_of(column_of(self._tables[name], value.together), ranks)
+            name: ranks_of(column_of(self._tables[name], value.together), ranks)
             for name, value in frames.items()
             if value.together is not None
         }
@@ -63,7 +63,7 @@ class Tables:
                 chosen = rows[start : start + BATCH_ROWS]
                 taken = table.take(pa.array(chosen)).combine_chunks()
                 ids = (partition << PARTITION_BITS) + chosen
-                columns = [_packed(field, taken, name, ids) for field in self.plan[name]]
+                columns = [packed_field(field, taken, name, ids) for field in self.plan[name]]
                 struct = pa.StructArray.from_arrays(columns, fields=list(self._types[name]))
                 yield self._batch(ids, None, name, struct)
         partition = len(self._tables) + rank
@@ -188,7 +188,7 @@ def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
     return pa.from_numpy_dtype(travel)
 
 
-def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
+def packed_field(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
     """Return one Field of these rows as `exchange.pack` makes it. Raises BadRow for a value that can't be packed."""
     if not field.packed:
         column = column_of(rows, field.sources[0])
@@ -310,7 +310,7 @@ def column_of(rows: pa.Table, source: str) -> pa.Array:
     return column
 
 
-def _ranks_of(column: pa.Array, ranks: int) -> np.ndarray[Any, Any]:
+def ranks_of(column: pa.Array, ranks: int) -> np.ndarray[Any, Any]:
     """Return the rank of each row `[rows]` of a table: distinct values are dealt in the order of their first rows."""
     codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     ranks_of_rows: np.ndarray[Any, Any] = codes.indices.fill_null(0).to_numpy(zero_copy_only=False) % ranks

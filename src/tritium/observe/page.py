@@ -77,9 +77,9 @@ class RunPage:
             charts,
             _ranks(report["ranks"]),
             _times(report),
-            _section("Retries", _table(("number", "from step", "reason"), _retries(report["retries"]))),
-            _section("Events, the newest first", _table(("time", "kind", ""), lines)),
-            _section("Settings and versions", _table(("", ""), _settings(report))),
+            section("Retries", table(("number", "from step", "reason"), _retries(report["retries"]))),
+            section("Events, the newest first", table(("time", "kind", ""), lines)),
+            section("Settings and versions", table(("", ""), _settings(report))),
         )
         return "".join(parts)
 
@@ -180,7 +180,7 @@ def _ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
             row |= {f"{shard}: {name}": f"{value:,}" for name, value in counts.items()}
         rows.append(row | {f"last {name}": value for name, value in facts.get("logged", {}).items()})
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return _section("Ranks", _table(columns, [[row.get(name, "") for name in columns] for row in rows]))
+    return section("Ranks", table(columns, [[row.get(name, "") for name in columns] for row in rows]))
 
 
 def _times(report: Mapping[str, Any]) -> str:
@@ -193,7 +193,7 @@ def _times(report: Mapping[str, Any]) -> str:
     bars = [("the run", phases)] if phases else []
     bars += [(f"rank {facts['rank']}", facts["trace"]["seconds"]) for facts in report["ranks"] if "trace" in facts]
     verdict = f"<p>{_text(report['verdict'])}</p>" if report.get("verdict") else ""
-    return _section("Where the time went", verdict + "".join(_bar(name, parts) for name, parts in bars))
+    return section("Where the time went", verdict + "".join(_bar(name, parts) for name, parts in bars))
 
 
 def _bar(name: str, seconds: Mapping[str, float]) -> str:
@@ -251,11 +251,13 @@ def _settings(report: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     return [("run directory", report["run_dir"]), *command, *report["settings"].items(), *report["versions"].items()]
 
 
-def _section(title: str, content: str) -> str:
+def section(title: str, content: str) -> str:
+    """Return HTML below a heading; "" where there is none."""
     return f"<h3>{_text(title)}</h3>{content}" if content else ""
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table of HTML, every text escaped; "" without rows."""
     if not rows:
         return ""
     head = "".join(f"<th>{_text(name)}</th>" for name in columns)

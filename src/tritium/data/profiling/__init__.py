@@ -1,1 +1,1 @@
-"""What an exchange will do, measured before it is done: see `tritium.profile`."""
+"""What an exchange will do, measured before it is done: see `tritium.profile` (driver, Spark's Python worker)."""

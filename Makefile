@@ -11,7 +11,7 @@ CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest test-all horovod oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest managers test-all horovod oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -48,6 +48,10 @@ flyte: setup     ## workflows with Flyte: local runs, and the commands of pods, 
 
 rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and faults and chaos in short
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(REST)
+	@$(MAKE) managers
+
+managers: setup  ## the contract on a real YARN of two hosts (Maven fetches it the first time)
+	@TRITIUM_KINDS=yarn $(BIN)/python -m pytest -q -k yarn tests/spark
 
 test-all: test rest ## every test
 

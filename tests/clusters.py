@@ -26,8 +26,9 @@ from typing import Any
 import psutil
 
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
+CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `make rest`, on a cluster manager's
 # By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device.
-EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device")
+EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device", "yarn")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
 # Without the second compiler and its profiles, JVMs that live a minute take half the processor time.
@@ -72,7 +73,7 @@ def session(kind: str) -> Iterator[Any]:
         yield spark
 
 
-def _classic(master: str, **conf: str) -> Any:
+def classic(master: str, **conf: str) -> Any:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("tritium-tests")
@@ -86,7 +87,7 @@ def _local() -> Iterator[Any]:
     from pyspark.java_gateway import ensure_callback_server_started
 
     # Most tests that score run here, and each Python worker of theirs would take 2 s for torch (lean/sitecustomize.py).
-    spark = _classic("local[2]", **{"spark.executorEnv.TRITIUM_TEST_IMPORTS": "torch"})
+    spark = classic("local[2]", **{"spark.executorEnv.TRITIUM_TEST_IMPORTS": "torch"})
     # The first listener or foreachBatch in Python opens its port, which stays as long as the session.
     ensure_callback_server_started(spark.sparkContext._gateway)
     yield spark
@@ -96,7 +97,7 @@ def _local() -> Iterator[Any]:
 @contextlib.contextmanager
 def _pretended_device() -> Iterator[Any]:
     """Yield a session of four slots that try a task four times, and for which `cpu:0` counts as an accelerator."""
-    spark = _classic("local[4,4]", **{"spark.executorEnv.TRITIUM_PRETENDED_DEVICES": "cpu:0"})
+    spark = classic("local[4,4]", **{"spark.executorEnv.TRITIUM_PRETENDED_DEVICES": "cpu:0"})
     yield spark
     spark.stop()
 
@@ -105,7 +106,7 @@ def _pretended_device() -> Iterator[Any]:
 def _local_cluster(slots: str = "2,1,1024", **conf: str) -> Iterator[Any]:
     from pyspark.find_spark_home import _find_spark_home
 
-    spark = _classic(f"local-cluster[{slots}]", **conf)
+    spark = classic(f"local-cluster[{slots}]", **conf)
     folder = Path(_find_spark_home(), "work", spark.sparkContext.applicationId)
     yield spark
     spark.stop()
@@ -122,7 +123,7 @@ def _dynamic() -> Iterator[Any]:
         "spark.scheduler.mode": "FAIR",
     }
     with standalone() as master:
-        spark = _classic(master, **SMALL, **conf)
+        spark = classic(master, **SMALL, **conf)
         yield spark
         spark.stop()
 
@@ -136,7 +137,7 @@ def _standalone(**conf: str) -> Iterator[Any]:
 @contextlib.contextmanager
 def joined(master: str, **conf: str) -> Iterator[Any]:
     """Yield a SparkSession on an existing standalone cluster of two workers."""
-    spark = _classic(master, **SMALL, **conf)
+    spark = classic(master, **SMALL, **conf)
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
     wait(lambda: status().size() == 3, "two executors have registered")
     yield spark
@@ -156,7 +157,7 @@ def _standalone_gpus(workers: int = 2, gpus: int = 2, lists: str = SIMULATED) ->
         }
         with standalone(workers, cores=gpus, **worker) as master:
             conf = {"spark.executor.resource.gpu.amount": str(gpus), "spark.executor.cores": str(gpus)}
-            spark = _classic(master, **{**SMALL, **conf, "spark.task.resource.gpu.amount": "1"})
+            spark = classic(master, **{**SMALL, **conf, "spark.task.resource.gpu.amount": "1"})
             status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
             wait(lambda: status().size() == workers + 1, f"{workers} executor(s) have registered")
             yield spark
@@ -172,6 +173,15 @@ def _connect() -> Iterator[Any]:
         spark = SparkSession.builder.remote(url).create()
         yield spark
         spark.stop()
+
+
+@contextlib.contextmanager
+def _yarn() -> Iterator[Any]:
+    """Yield a client-mode session of two executors on a YARN of two hosts."""
+    import yarn_cluster
+
+    with yarn_cluster.yarn() as cluster, cluster.chosen(), cluster.session() as spark:
+        yield spark
 
 
 @contextlib.contextmanager
@@ -203,6 +213,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "breakable": _standalone,
     "dynamic": _dynamic,
     "pretended-device": _pretended_device,
+    "yarn": _yarn,
 }
 
 

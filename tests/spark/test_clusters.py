@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import class_archive
+from clusters import KINDS
 
 
 def test_each_kind_of_cluster_runs_a_job(cluster: Any) -> None:
@@ -17,6 +18,7 @@ def test_each_kind_of_cluster_runs_a_job(cluster: Any) -> None:
     assert sorted(row.id for row in rows) == list(range(100))
 
 
+@pytest.mark.parametrize("cluster", KINDS, indirect=True)  # Hadoop's have another class path
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's mapped files are read from /proc")
 def test_every_jvm_maps_the_class_archive(cluster: Any) -> None:
     archive = class_archive.path()

@@ -1,4 +1,4 @@
-"""The contract of a launch on every kind of cluster: local, local-cluster, standalone and Spark Connect."""
+"""The contract of a launch on local, local-cluster, standalone and Spark Connect, and on YARN in `make managers`."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
 TEST = tests/spark tests/estimators tests/unit tests/flyte/local
-REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers
+REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers tests/kubernetes
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest managers test-all horovod oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest managers kubernetes test-all horovod oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -50,10 +50,15 @@ rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and 
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(REST)
 	@$(MAKE) managers
 
-managers: setup  ## the contract on a real YARN of two hosts (Maven fetches it the first time)
-	@TRITIUM_KINDS=yarn $(BIN)/python -m pytest -q -k yarn tests/spark
+managers: setup  ## the contract on a real YARN of two hosts (Maven fetches it the first time), and on Kubernetes where it was made
+	@TRITIUM_KINDS="yarn kubernetes" $(BIN)/python -m pytest -q -rs -k "yarn or kubernetes" tests/spark
 
 test-all: test rest ## every test
+
+kubernetes: setup ## a real Kubernetes of two nodes, as root: Go compiles it the first time (11 minutes of a core); then its tests
+	@scripts/kubernetes.sh >/dev/null
+	@$(BIN)/python -m pytest -q -rs tests/kubernetes
+	@TRITIUM_KINDS=kubernetes $(BIN)/python -m pytest -q -rs -k kubernetes tests/spark
 
 horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
 	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/pages/test_docs.py

@@ -27,8 +27,9 @@ import psutil
 
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
 CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `make rest`, on a cluster manager's
-# By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device.
-EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device", "yarn")
+# By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device;
+# a cluster manager of several hosts (yarn_cluster.py, kubernetes_cluster.py).
+EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device", "yarn", "kubernetes")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
 # Without the second compiler and its profiles, JVMs that live a minute take half the processor time.
@@ -203,6 +204,26 @@ def connect_server(master: str = "local[2]") -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
+@contextlib.contextmanager
+def _kubernetes() -> Iterator[Any]:
+    """Yield a session whose two executors are pods, each on a node of its own; skips the test where there is none."""
+    from kubernetes_cluster import kubernetes
+
+    with kubernetes() as cluster, in_pods(cluster) as spark:
+        yield spark
+
+
+@contextlib.contextmanager
+def in_pods(cluster: Any, **conf: str) -> Iterator[Any]:
+    """Yield a session on a running Kubernetes (kubernetes_cluster.py), when all its executors have registered."""
+    settings = {**SMALL, **cluster.client_conf(), **conf}
+    spark = _classic(f"k8s://{cluster.url}", **settings)
+    status, pods = spark.sparkContext._jsc.sc().getExecutorMemoryStatus, int(settings["spark.executor.instances"])
+    wait(lambda: status().size() == pods + 1, f"{pods} executors have registered")
+    yield spark
+    spark.stop()
+
+
 STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "local": _local,
     "local-cluster": functools.partial(_local_cluster, **READS),
@@ -214,6 +235,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "dynamic": _dynamic,
     "pretended-device": _pretended_device,
     "yarn": _yarn,
+    "kubernetes": _kubernetes,
 }
 
 

@@ -22,6 +22,7 @@ WITHOUT = {
     "end_of_stream": "not tried with the workers of Spark",
     "hangs": "computes them",
     "as_rows": "columnarInput",
+    "pods": "has no io.fabric8.kubernetes.client.KubernetesClient",  # They are on Kubernetes alone.
 }
 """Use → the reason of a Spark in which it is not needed or not known."""
 

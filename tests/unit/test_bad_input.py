@@ -42,6 +42,7 @@ def refused(kind: type[SetupError], fn: Any = nothing, **settings: Any) -> str:
         ({"start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
         ({"start_timeout": float("nan")}, "start_timeout=nan must be"),
         ({"stall_timeout": float("nan")}, "stall_timeout=nan must be a number of seconds above 0"),
+        ({"replacement_timeout": 0}, "replacement_timeout=0 must be a number of seconds above 0"),
         ({"stall_timeout": 0}, "stall_timeout=0 must be a number of seconds above 0"),
         ({"progress": "no"}, "progress='no' is unknown; choose one of True, False"),
         ({"trace": "no"}, "trace='no' is unknown; choose one of True, False"),

@@ -31,6 +31,10 @@ class GangKeywords(TypedDict, total=False):
     all are computed again."""
     start_timeout: float
     """Seconds within which every rank must have started, slots included."""
+    replacement_timeout: float | None
+    """Seconds for which a gang that could start with fewer ranks, `ranks=(least, most)`, waits for replacements of
+    lost executors, and any gang whose session has lost some since its last launch. One that is formed again and has
+    too few slots waits for `start_timeout`. None: 60 on Kubernetes, 30 on YARN, elsewhere 15."""
     stall_timeout: float
     """Seconds without progress after which a rank is considered hung."""
     on_stall: OnStall

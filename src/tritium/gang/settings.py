@@ -120,6 +120,12 @@ class Gang:
         "then all are computed again.",
     )
     start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
+    replacement_timeout: float | None = _field(
+        None,
+        "Seconds for which a gang that could start with fewer ranks, `ranks=(least, most)`, waits for replacements of "
+        "lost executors, and any gang whose session has lost some since its last launch. One that is formed again and "
+        "has too few slots waits for `start_timeout`. None: 60 on Kubernetes, 30 on YARN, elsewhere 15.",
+    )
     stall_timeout: float = _field(
         600.0,
         "Seconds without progress after which a rank is considered hung.",
@@ -204,8 +210,10 @@ class Gang:
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
         if self.on == "here" and self.trace:
             yield 'trace=True hooks into torch, which on="here" would leave in this process; on="driver" can be traced.'
-        for name in ("start_timeout", "stall_timeout"):
+        for name in ("start_timeout", "stall_timeout", "replacement_timeout"):
             value = getattr(self, name)
+            if value is None and name == "replacement_timeout":
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 yield f"{name}={value!r} must be a number of seconds above 0."
             elif value > _LONGEST_SECONDS:

@@ -54,6 +54,8 @@ class Needs(Protocol):
     def gpus(self) -> int: ...
     @property
     def start_timeout(self) -> float: ...
+    @property
+    def replacement_timeout(self) -> float | None: ...
 
 
 class Cluster:
@@ -64,7 +66,7 @@ class Cluster:
     starts_one_by_one: ClassVar[bool] = False
     """Whether the slots of a gang come one after the other, and its job has no barrier stage."""
     replacement_seconds: ClassVar[float] = 15.0
-    """How long replacements of lost executors are waited for."""
+    """How long replacements of lost executors are waited for, where the gang's `replacement_timeout` is None."""
     default_cores: ClassVar[str] = "0"
     """The cores of an executor where `spark.executor.cores` is not set; 0: all of its worker."""
     more_slots: ClassVar[str] = "spark.executor.instances, spark.executor.cores"
@@ -86,7 +88,7 @@ class Cluster:
 
         Waits for executors of a young application as long as Spark itself would
         (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and for replacements of lost ones: `again` (after a loss)
-        up to `start_timeout`, otherwise `replacement_seconds`. Calls `note` when it waits. Raises WrongVersion (Spark,
+        up to `start_timeout`, otherwise `replacement_timeout`. Calls `note` when it waits. Raises WrongVersion (Spark,
         Python), BadSetting (dynamic allocation over Connect; idle workers that are killed) and NotEnoughSlots (with
         facts `needed` and `available`).
         """
@@ -147,25 +149,36 @@ class Cluster:
             raise NotEnoughSlots(_too_few(self, gang, available), needed=gang.least, available=available)
         return min(gang.most, available)
 
+    def to_come(self, gang: Needs, note: Note) -> bool:
+        """Tell whether executors for `gang.least` ranks will come, however long that takes.
+
+        Called again and again while they are waited for: a kind of cluster may note what they wait for.
+        """
+        return False
+
     def await_slots(self, gang: Needs, note: Note, again: bool) -> int:
         """Wait until there are `gang.most` slots, or no more are expected, and return their number.
 
-        Expected are executors of a young application and replacements of lost ones. A gang that is started `again`
-        waits for replacements up to `start_timeout` while it has fewer than `gang.least` slots.
+        Expected are executors of a young application and replacements of lost ones. A gang that is started `again`, or
+        whose executors are `to_come`, waits up to `start_timeout` while it has fewer than `gang.least` slots.
         """
         available = self.slots(gang) or 0
         began, young = time.monotonic(), _registration_seconds_left(self)
-        for_most = max(young, self.replacement_seconds if again or _fewer_than_before(self) else 0.0)
-        for_least = max(for_most, gang.start_timeout if again else 0.0)
-        if available < gang.most and for_most:
-            longest = for_least if available < gang.least else for_most
+        replacing = self.replacement_seconds if gang.replacement_timeout is None else gang.replacement_timeout
+        for_most = max(young, replacing if again or _fewer_than_before(self) else 0.0)
+        certain = not _all_registered(self) and self.to_come(gang, unheard)
+        for_least = max(for_most, gang.start_timeout if again or certain else 0.0)
+        longest = for_least if available < gang.least else for_most
+        if available < gang.most and longest:
             note(f"waiting for executors: {available} of {gang.most} slots so far, at most {longest:.0f} s")
         over = False
         while available < gang.most and not over:
             waited = time.monotonic() - began
-            to_come = again or _fewer_than_before(self) or (waited < young and not _all_registered(self))
-            over = not to_come or waited > (for_least if available < gang.least else for_most)
+            expected = again or _fewer_than_before(self)
+            expected = expected or ((certain or waited < young) and not _all_registered(self))
+            over = not expected or waited > (for_least if available < gang.least else for_most)
             if not over:
+                self.to_come(gang, note)
                 self.sleep(_POLL_SECONDS)
             available = self.slots(gang) or 0  # Also when it is over: the last executor may have registered meanwhile.
         self.reservations().executors = self.executors()

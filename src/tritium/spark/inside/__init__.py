@@ -26,6 +26,7 @@ USES = {
     "jvm_bytes": "arrays leave the JVM as bytes; off: number by number",
     "partitions": "scoring that resumes computes chosen partitions; off: `score(into=…)` is refused",
     "plans": "shapes and Python functions by the query plan; off: the ranks see the first row",
+    "pods": "why the pods of executors are pending, by Spark's Kubernetes client; off: they are waited for in silence",
     "scheduler": "slots and executors as Spark's scheduler counts them; off: `start_timeout` ends a gang without slots",
 }
 """Use → what for, and what happens without it."""

@@ -7,25 +7,32 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritium.errors import RunCancelled
+from tritium.errors import NotEnoughSlots, RunCancelled, StartTimeout
 from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import base
+from tritium.spark.cluster.kubernetes import Kubernetes
 from tritium.spark.cluster.standalone import Standalone
+from tritium.spark.cluster.yarn import Yarn
+from tritium.spark.inside.pods import Pod
 from tritium.spark.session import Session
+
+
+def session(age: float = 0.0, **settings: str) -> Session:
+    """Return a session that began so many seconds ago, whose Spark waits 20 s for executors to register."""
+    settings = {name.replace("_", "."): value for name, value in settings.items()}
+    application = SimpleNamespace(getTimeAsSeconds=lambda _, __: 20)
+    jvm = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: application))
+    started = SimpleNamespace(applicationId=f"young-{id(settings)}", _jsc=jvm, startTime=(time.time() - age) * 1000)
+    conf = SimpleNamespace(get=lambda name, default: settings.get(name, default))
+    return Session(SimpleNamespace(sparkContext=started, conf=conf))
 
 
 class Young(Standalone):
     """Two executors, of which the second registers right after the given number of questions to the scheduler."""
 
     def __init__(self, questions: int) -> None:
-        application = SimpleNamespace(getTimeAsSeconds=lambda _, __: 20)
-        jvm = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: application))
-        started = SimpleNamespace(applicationId=f"young-{id(self)}", _jsc=jvm, startTime=time.time() * 1000)
-        conf = SimpleNamespace(
-            get=lambda name, default: "local-cluster[2,1,1024]" if name == "spark.master" else default
-        )
-        super().__init__(Session(SimpleNamespace(sparkContext=started, conf=conf)))
+        super().__init__(session(spark_master="local-cluster[2,1,1024]"))
         self.questions_left = questions
 
     def _answer(self) -> int:
@@ -53,3 +60,80 @@ def test_a_run_that_is_cancelled_waits_no_longer() -> None:
     cluster.sleep = cancellation.pause
     with pytest.raises(RunCancelled):
         cluster.await_slots(Gang(ranks=2), lambda _: cancellation.request(), again=False)
+
+
+class InPods(Kubernetes):
+    """As many executors as `registered` says, of 2 that Spark asks for; the application is long beyond its youth."""
+
+    def __init__(self, registered: int, **settings: str) -> None:
+        super().__init__(session(1000, spark_master="k8s://https://a:6443", **settings))
+        self.registered = registered
+        self.sleeps = 0
+        self.sleep = self._count_sleep
+
+    def _count_sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        time.sleep(seconds)
+
+    def slots(self, gang: Gang) -> int:
+        return self.registered
+
+    def executors(self) -> int:
+        return self.registered
+
+    def pods(self) -> list[Pod]:
+        why = "Unschedulable: 0/2 nodes are available: 2 Insufficient cpu"
+        lost = Pod("e-2", "2", "Running", "10.0.0.2", "n2", "", 20.0)
+        return [Pod("e-1", "1", "Running", "10.0.0.1", "n1", "", 0), Pod("e-3", "3", "Pending", "", "", why, 0), lost]
+
+
+def test_pods_that_spark_has_asked_for_are_waited_for_and_the_error_says_what_they_wait_for() -> None:
+    notes: list[str] = []
+    cluster = InPods(1)
+    with pytest.raises(StartTimeout) as caught:
+        cluster.count_ranks(Gang(ranks=2, start_timeout=0.3), notes.append, again=False)
+    stuck = (
+        "Pod e-2 was deleted and is still there, as its node n2 does not answer; Spark counts it as running, and asks "
+        "for no other. `kubectl delete pod e-2 --namespace default --force --grace-period=0` lets it"
+    )
+    pending = "1 of 2 executor pods runs; e-3 is pending (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu)"
+    assert str(caught.value) == (
+        "2 ranks need 2 slots at once, and 'k8s://https://a:6443' had 1 after start_timeout=0.3 s: "
+        f"{pending}. {stuck}. Free room on the cluster, or raise start_timeout."
+    )
+    assert notes == ["waiting for executors: 1 of 2 slots so far, at most 0 s", pending, stuck]
+    assert (caught.value.needed, caught.value.available) == (2, 1)
+
+
+def test_more_ranks_than_pods_could_run_are_refused_at_once() -> None:
+    cluster = InPods(1, spark_executor_cores="2", spark_task_cpus="2")
+    with pytest.raises(NotEnoughSlots, match="3 ranks need 3 slots"):
+        cluster.count_ranks(Gang(ranks=3), str, again=False)
+    assert cluster.sleeps == 0
+
+
+def test_a_gang_that_may_be_smaller_does_not_wait_for_pending_pods() -> None:
+    cluster = InPods(1)
+    assert cluster.count_ranks(Gang(ranks=(1, 2)), str, again=False) == 1
+    assert cluster.sleeps == 0
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [(Standalone, 15), (Kubernetes, 60), (Yarn, 30)])
+def test_replacements_are_waited_for_as_long_as_the_setting_says_or_the_kind_of_cluster(
+    kind: type[base.Cluster], seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(Exception):
+        """Ends the wait."""
+
+    def end(_: float) -> None:
+        raise Lost
+
+    cluster = kind(session(1000))
+    monkeypatch.setattr(cluster, "slots", lambda gang: 1)
+    monkeypatch.setattr(cluster, "executors", lambda: 1)
+    cluster.sleep = end
+    for gang, wanted in ((Gang(ranks=(1, 2)), seconds), (Gang(ranks=(1, 2), replacement_timeout=7), 7)):
+        notes: list[str] = []
+        with pytest.raises(Lost):
+            cluster.await_slots(gang, notes.append, again=True)
+        assert notes[0] == f"waiting for executors: 1 of 2 slots so far, at most {wanted} s"

@@ -217,7 +217,7 @@ def _kubernetes() -> Iterator[Any]:
 def in_pods(cluster: Any, **conf: str) -> Iterator[Any]:
     """Yield a session on a running Kubernetes (kubernetes_cluster.py), when all its executors have registered."""
     settings = {**SMALL, **cluster.client_conf(), **conf}
-    spark = _classic(f"k8s://{cluster.url}", **settings)
+    spark = classic(f"k8s://{cluster.url}", **settings)
     status, pods = spark.sparkContext._jsc.sc().getExecutorMemoryStatus, int(settings["spark.executor.instances"])
     wait(lambda: status().size() == pods + 1, f"{pods} executors have registered")
     yield spark

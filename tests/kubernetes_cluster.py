@@ -103,6 +103,7 @@ class Kubernetes:
         self.token = secrets.token_hex(16)
         self.certificate = folder / "pki" / "apiserver.crt"
         self.kubeconfig = folder / "kubeconfig"
+        self._daemons: list[subprocess.Popen[Any]] = []
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """Call the API server, and return its answer. Raises HTTPError and URLError."""
@@ -288,14 +289,15 @@ class Kubernetes:
         `ip netns exec` would hide the cgroups.
         """
         command = [program] if program == "containerd" else [str(HYPER), program]
+        command = ["nsenter", f"--net=/run/netns/{namespace(node)}", *command, *map(str, options)]
         with (self.folder / f"{node}-{program}.log").open("w") as log:
-            subprocess.Popen(
-                ["nsenter", f"--net=/run/netns/{namespace(node)}", *command, *map(str, options)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self._daemons.append(daemon)
+
+    def reap(self) -> None:
+        """Wait for the parts that `remove` has killed."""
+        for daemon in self._daemons:
+            daemon.wait()
 
     def _answers(self, path: str) -> bool:
         try:
@@ -305,6 +307,9 @@ class Kubernetes:
         return True
 
     def _ready(self) -> set[str]:
+        ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+        if ended:
+            raise RuntimeError(f"parts of the Kubernetes have ended: {ended}")
         nodes = self.call("GET", "/api/v1/nodes")["items"]
         return {
             node["metadata"]["name"]
@@ -345,7 +350,8 @@ def kubernetes(features: str = "", apis: str = "") -> Iterator[Kubernetes]:
     if why_not := missing():
         pytest.skip(why_not)
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "kubernetes.lock").open("w") as lock, tempfile.TemporaryDirectory(prefix="kubernetes-") as folder:
+    folders = tempfile.TemporaryDirectory(prefix="kubernetes-", dir="/var/tmp")  # Short, as sockets are in it.
+    with (CACHE / "kubernetes.lock").open("w") as lock, folders as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remove()  # What a process left that was killed.
         cluster = Kubernetes(Path(folder))
@@ -357,6 +363,7 @@ def kubernetes(features: str = "", apis: str = "") -> Iterator[Kubernetes]:
             raise
         finally:
             remove()
+            cluster.reap()
 
 
 def remove() -> None:

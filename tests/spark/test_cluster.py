@@ -21,7 +21,7 @@ from tritium.spark.inside import SETTING
 
 def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:
     found = cluster_of(cluster.spark)
-    kinds = {"local": "Local", "connect": "ConnectLocal", "yarn": "Yarn"}
+    kinds = {"local": "Local", "connect": "ConnectLocal", "yarn": "Yarn", "kubernetes": "Kubernetes"}
     assert type(found).__name__ == kinds.get(cluster.kind, "Standalone")
     assert found.session.version == cluster.spark.version
     slots = None if cluster.kind == "connect" else 2

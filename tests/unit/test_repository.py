@@ -85,13 +85,6 @@ def test_every_extra_has_code_that_imports_it() -> None:
         assert used, f"no code imports anything of the extra {extra!r}: {names}"
 
 
-def test_a_page_that_names_a_cluster_manager_says_that_it_was_not_tried() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for paragraph in page.read_text().split("\n\n"):
-            if re.search(r"YARN|Kubernetes", paragraph):
-                assert re.search(r"not (been run|tried)", paragraph), f"{page.name}: {paragraph}"
-
-
 def test_the_example_is_short() -> None:
     assert len((ROOT / "examples" / "bike_sharing.py").read_text().splitlines()) <= 80
 

@@ -168,6 +168,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "ranks": "ranks=4",
             "cpus": "cpus=8",
             "gpus": "gpus=1",
+            "accelerator": "accelerator='gpu'",
             "env": "env={'OMP_NUM_THREADS': '4'}",
             "framework": "framework='jax'",
             "on": "on='driver'",

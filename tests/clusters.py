@@ -30,6 +30,8 @@ CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `
 # By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device;
 # a cluster manager of several hosts (yarn_cluster.py, kubernetes_cluster.py).
 EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device", "yarn", "kubernetes")
+# Simulated GPUs of which the session's tasks have none: with fixed executors, with dynamic allocation, over Connect.
+EXTRA += ("gpus-of-executors", "gpus-dynamic", "gpus-connect")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
 # Without the second compiler and its profiles, JVMs that live a minute take half the processor time.
@@ -146,8 +148,11 @@ def joined(master: str, **conf: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _standalone_gpus(workers: int = 2, gpus: int = 2, lists: str = SIMULATED) -> Iterator[Any]:
-    """Yield a session on workers of so many GPUs and cores each; `lists` is the shell command that names the GPUs."""
+def _master_of_gpus(workers: int, gpus: int, lists: str = SIMULATED) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the URL of a master, and an application's settings, on workers of so many GPUs and cores each.
+
+    lists : the shell command that names the GPUs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "gpus.sh")
         script.write_text(f"#!/bin/sh\n{lists}\n")
@@ -157,12 +162,47 @@ def _standalone_gpus(workers: int = 2, gpus: int = 2, lists: str = SIMULATED) ->
             "spark.worker.resource.gpu.discoveryScript": str(script),
         }
         with standalone(workers, cores=gpus, **worker) as master:
-            conf = {"spark.executor.resource.gpu.amount": str(gpus), "spark.executor.cores": str(gpus)}
-            spark = classic(master, **{**SMALL, **conf, "spark.task.resource.gpu.amount": "1"})
-            status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-            wait(lambda: status().size() == workers + 1, f"{workers} executor(s) have registered")
-            yield spark
-            spark.stop()
+            own = {"spark.executor.resource.gpu.amount": str(gpus), "spark.executor.cores": str(gpus)}
+            yield master, {**SMALL, **own}
+
+
+@contextlib.contextmanager
+def _standalone_gpus(workers: int = 2, gpus: int = 2, lists: str = SIMULATED, of_a_task: str = "1") -> Iterator[Any]:
+    """Yield a session on workers of so many GPUs and cores each; `of_a_task`: "" leaves its tasks without any."""
+    with _master_of_gpus(workers, gpus, lists) as (master, conf):
+        spark = classic(master, **conf, **({"spark.task.resource.gpu.amount": of_a_task} if of_a_task else {}))
+        status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+        wait(lambda: status().size() == workers + 1, f"{workers} executor(s) have registered")
+        yield spark
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _gpus_dynamic() -> Iterator[Any]:
+    """Yield a session with dynamic allocation of one executor of each profile, on two workers of two GPUs."""
+    with _master_of_gpus(2, 2) as (master, conf):
+        spark = classic(
+            master,
+            **conf,
+            **{
+                "spark.dynamicAllocation.enabled": "true",
+                "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+                "spark.dynamicAllocation.maxExecutors": "1",
+            },
+        )
+        yield spark
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _gpus_connect() -> Iterator[Any]:
+    """Yield a client session of a server whose one executor has two GPUs."""
+    from pyspark.sql import SparkSession
+
+    with _master_of_gpus(1, 2) as (master, conf), connect_server(master, **conf) as url:
+        spark = SparkSession.builder.remote(url).create()
+        yield spark
+        spark.stop()
 
 
 @contextlib.contextmanager
@@ -186,7 +226,7 @@ def _yarn() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def connect_server(master: str = "local[2]") -> Iterator[str]:
+def connect_server(master: str = "local[2]", **settings: str) -> Iterator[str]:
     """Yield the URL of a real Spark Connect server."""
     port = free_port()
     conf = {
@@ -194,6 +234,7 @@ def connect_server(master: str = "local[2]") -> Iterator[str]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.maxResultSize": "64m",  # limits what a gang with its coordinator on an executor returns
+        **settings,
     }
     server = [spark_script("spark-submit"), "--master", master, "--driver-memory", "1g"]
     for key, value in conf.items():
@@ -231,6 +272,9 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "connect": _connect,
     "standalone-gpus": _standalone_gpus,
     "real-gpu": functools.partial(_standalone_gpus, workers=1, gpus=1, lists=FIRST),
+    "gpus-of-executors": functools.partial(_standalone_gpus, of_a_task=""),
+    "gpus-dynamic": _gpus_dynamic,
+    "gpus-connect": _gpus_connect,
     "breakable": _standalone,
     "dynamic": _dynamic,
     "pretended-device": _pretended_device,

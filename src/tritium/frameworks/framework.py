@@ -24,6 +24,8 @@ class RankAddress(Protocol):
     def local_rank(self) -> int: ...
     @property
     def device(self) -> str: ...
+    @property
+    def devices(self) -> Sequence[object]: ...
 
 
 class Place(Protocol):
@@ -50,6 +52,12 @@ class Place(Protocol):
     def gather(self, value: Any) -> list[Any]: ...
     def barrier(self) -> None: ...
     def note(self, text: str) -> None: ...
+
+
+def own_devices(place: Place) -> range:
+    """Return the indices of a rank's own devices among those that it can see, which are those of its neighbours too."""
+    first = int(place.device.partition(":")[2])
+    return range(first, first + max(1, len(place.peers[place.rank].devices)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.framework import Framework, Place, own_devices
 from tritium.frameworks.ports import held_ports, without_proxy
 
 _PATIENCE_SECONDS = 24 * 3600  # JAX's own 100 s would end ranks that Tritium lets wait, see `stall_timeout`.
@@ -36,8 +35,8 @@ class JAX(Framework):
         rank has returned.
         """
         jax: Any = sys.modules["jax"]
-        gpus = place.device != "cpu"
-        if jax.config.jax_platforms is None:  # The user has not set JAX_PLATFORMS.
+        gpus = place.device.startswith("cuda")
+        if jax.config.jax_platforms is None and (gpus or place.device == "cpu"):  # JAX_PLATFORMS is not set.
             # "cuda" is an error where JAX finds no GPU, while by default it would use the CPU.
             jax.config.update("jax_platforms", "cuda,cpu" if gpus else "cpu")
         initialize = jax.distributed.initialize
@@ -58,7 +57,7 @@ class JAX(Framework):
                 addresses[0],
                 place.size,
                 place.rank,
-                local_device_ids=_own_gpus(place) if gpus else None,
+                local_device_ids=list(own_devices(place)) if gpus else None,
                 coordinator_bind_address=addresses[0],
                 cluster_detection_method="deactivate",  # Else variables of SLURM or Kubernetes count, too.
                 heartbeat_timeout_seconds=_PATIENCE_SECONDS,
@@ -66,12 +65,6 @@ class JAX(Framework):
             )
             jax.devices()  # The first use waits for all ranks, for 2 minutes only, so it comes before the function.
             return function()
-
-
-def _own_gpus(place: Place) -> list[int]:
-    """Return this rank's part of CUDA_VISIBLE_DEVICES, which holds the GPUs of all ranks of the host in their order."""
-    per_rank = len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) // place.local_size
-    return list(range(place.local_rank * per_rank, (place.local_rank + 1) * per_rank))
 
 
 def _gloo_at(address: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritium.errors import BadSetting
-from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.framework import Framework, Place, own_devices
 from tritium.frameworks.noise import noise
 from tritium.frameworks.ports import held_ports, without_proxy
 
@@ -123,15 +123,16 @@ def _choose_gpus(place: Place) -> None:
         devices = tf.config.list_physical_devices("GPU")
     if place.device == "cpu":
         tf.config.set_visible_devices([], "GPU")
+    if not place.device.startswith("cuda"):
         return
-    per_rank = len(devices) // place.local_size
-    if not per_rank:
+    indices = own_devices(place)
+    if len(devices) < indices.stop:
         raise BadSetting(
             f"TensorFlow {tf.__version__} finds {len(devices)} GPUs on {place.host} for {place.local_size} ranks with "
             f"gpus=: it would train on the CPU. Install its CUDA libraries there "
             f"({sys.executable} -m pip install 'tensorflow[and-cuda]'), or leave gpus= out."
         )
-    tf.config.set_visible_devices(devices[place.local_rank * per_rank : (place.local_rank + 1) * per_rank], "GPU")
+    tf.config.set_visible_devices(devices[indices.start : indices.stop], "GPU")
 
 
 @contextmanager

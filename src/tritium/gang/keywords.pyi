@@ -15,8 +15,12 @@ class GangKeywords(TypedDict, total=False):
     cpus: int | None
     """CPU cores of a rank: the cores of its Spark task, and the threads of OpenMP and torch. None: as
     `spark.task.cpus` says."""
-    gpus: int
-    """GPUs of a rank, assigned by Spark. A rank never falls back to the CPU."""
+    gpus: float
+    """GPUs of a rank, assigned by Spark: a whole number, or a fraction up to 0.5 of one that as many ranks share. A
+    rank never falls back to the CPU."""
+    accelerator: str
+    """The Spark resource that `gpus` counts, as in `spark.executor.resource.gpu.amount`. Another name, as "npu" or
+    "fpga", gives ranks those devices."""
     env: Mapping[str, str]
     """Environment variables set in every rank before anything is imported."""
     run_dir: str | None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tritium.accelerators import NONE, Accelerators
 from tritium.gang.stall_limit import StallLimit
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Order:
     job: bytes
     env: Mapping[str, str]
     cpus: int | None = None
-    gpus: int = 0
+    accelerators: Accelerators = NONE
     framework: Framework | None = None
     plan: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
     sorted: bool = True

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args
 
+from tritium.accelerators import GPU
 from tritium.errors import BadSetting
 from tritium.frameworks import NAMES, find
 from tritium.frameworks.framework import Framework
@@ -24,11 +26,13 @@ ENTRY_POINTS = "tritium.launchers"
 Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
+_RESOURCE = re.compile(r"[A-Za-z][\w-]*")
 _LONGEST_SECONDS = 1e9  # Locks and selectors refuse timeouts much longer than these 31 years.
 ELSEWHERE = {
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
     **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
+    **dict.fromkeys(("resource", "resource_name", "accelerator_resource", "device_type"), "accelerator"),
     **dict.fromkeys(("num_cpus", "cpus_per_rank", "threads"), "cpus"),
     **dict.fromkeys(("max_restarts", "max_failures", "max_retries"), "retries"),
     **dict.fromkeys(("environment", "env_vars", "environ"), "env"),
@@ -101,7 +105,16 @@ class Gang:
         "CPU cores of a rank: the cores of its Spark task, and the threads of OpenMP and torch. "
         "None: as `spark.task.cpus` says.",
     )
-    gpus: int = _field(0, "GPUs of a rank, assigned by Spark. A rank never falls back to the CPU.")
+    gpus: float = _field(
+        0,
+        "GPUs of a rank, assigned by Spark: a whole number, or a fraction up to 0.5 of one that as many ranks share. "
+        "A rank never falls back to the CPU.",
+    )
+    accelerator: str = _field(
+        "gpu",
+        'The Spark resource that `gpus` counts, as in `spark.executor.resource.gpu.amount`. Another name, as "npu" or '
+        '"fpga", gives ranks those devices.',
+    )
     env: Mapping[str, str] = _field(dict, "Environment variables set in every rank before anything is imported.")
     run_dir: str | None = _field(
         None,
@@ -184,18 +197,19 @@ class Gang:
     def _wrong(self) -> Any:
         if isinstance(self.ranks, list | tuple):  # Params of Spark ML keep no tuples.
             object.__setattr__(self, "ranks", tuple(map(as_int, self.ranks)))
-        for name in ("ranks", "gpus", "cpus", "retries"):
+        for name in ("ranks", "cpus", "retries"):
             object.__setattr__(self, name, as_int(getattr(self, name)))
         if isinstance(self.ranks, tuple):
             whole = len(self.ranks) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in self.ranks)
             if not whole or not 1 <= self.ranks[0] <= self.ranks[1]:
                 yield f"ranks={self.ranks!r} must be a whole number, or (least, most) with 1 <= least <= most."
-        for name, least in (("ranks", 1), ("gpus", 0), ("cpus", 1), ("retries", 0)):
+        for name, least in (("ranks", 1), ("cpus", 1), ("retries", 0)):
             value = getattr(self, name)
             if (value is None and name == "cpus") or isinstance(value, tuple):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 yield f"{name}={value!r} must be a whole number of at least {least}."
+        yield from self._wrong_accelerators()
         places = get_args(Where)
         for name, choices in (
             ("on", places if self.on in places else (*places, *entry_points(group=ENTRY_POINTS).names)),
@@ -225,6 +239,23 @@ class Gang:
                 yield f"env[{key!r}]={value!r}: a name must not be empty or hold '=', and neither may hold a NUL."
         if isinstance(self.py_files, str):
             yield f"py_files={self.py_files!r} must be a list of paths."
+
+    def _wrong_accelerators(self) -> Any:
+        gpus, name = as_int(self.gpus), self.accelerator
+        number = isinstance(gpus, int | float) and not isinstance(gpus, bool)
+        if not number or not (0 < gpus <= 0.5 or (gpus >= 0 and gpus % 1 == 0)):
+            yield (
+                f"gpus={gpus!r} must be a whole number of at least 0, or a fraction of a GPU that ranks share, up to "
+                "0.5."
+            )
+        else:
+            object.__setattr__(self, "gpus", int(gpus) if gpus % 1 == 0 else float(gpus))
+        if not isinstance(name, str) or not _RESOURCE.fullmatch(name):
+            yield f'accelerator={name!r} must be the name of a resource in Spark, as "gpu", "npu" or "fpga".'
+        elif name != GPU and not gpus:
+            yield f"accelerator={name!r} needs gpus=, the number of them that a rank has: gpus=1."
+        elif name != GPU and self.on in ("driver", "here"):
+            yield f"accelerator={name!r}: only Spark tells where those are, and on={self.on!r} starts no Spark task."
 
     def _wrong_framework(self) -> Any:
         if isinstance(self.framework, list | tuple | set):

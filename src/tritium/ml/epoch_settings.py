@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from tritium.accelerators import GPU
 from tritium.arguments import argument_names, name_of, takes
 from tritium.checkpoint.checkpoints import every_of
 from tritium.errors import BadSetting, EmptyShard
+from tritium.gang.settings import Gang
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.fields import is_whole, setting
 from tritium.ml.settings import Settings
@@ -127,6 +129,22 @@ class EpochSettings(IterativeSettings):
         """Yield one sentence for each thing that is wrong."""
         yield from super().problems()
         yield from _numbers(self)
+
+    def check_gang(self, gang: Gang) -> None:
+        """Raise BadSetting when a gang can't train with these settings."""
+        super().check_gang(gang)
+        if gang.gpus and gang.accelerator != GPU:
+            raise BadSetting(
+                f"accelerator={gang.accelerator!r}: this estimator trains on GPUs or CPUs. tr.launch and "
+                "FunctionEstimator call your own function, on any device.",
+                setting="accelerator",
+            )
+        if gang.most > 1 and 0 < gang.gpus < 1:
+            raise BadSetting(
+                f"gpus={gang.gpus:g}: ranks that share a GPU can't exchange gradients, as NCCL refuses two on one. Ask "
+                "for gpus=1, or ranks=1.",
+                setting="gpus",
+            )
 
     @property
     def rounds(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tritium.accelerators import NONE, Accelerators
 from tritium.errors import WireError
 from tritium.events import (
     ConnectionRefused,
@@ -21,6 +22,7 @@ from tritium.events import (
     GangFailed,
     GangFormed,
     GangRegrouped,
+    Note,
     RankEnded,
     RankReported,
     Reconnected,
@@ -30,7 +32,7 @@ from tritium.gang.control.server import Server
 from tritium.gang.coordinator.all_gather import AllGathers
 from tritium.gang.coordinator.first_failure import FirstFailure
 from tritium.gang.coordinator.members import Member, Observer, meanwhile
-from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
+from tritium.gang.coordinator.ranks import assign_ranks, assignments, device_problem
 from tritium.gang.coordinator.reports import Reports
 from tritium.gang.coordinator.returned import Returned
 from tritium.gang.coordinator.rows import RowCounts, Verify
@@ -72,6 +74,7 @@ class Coordinator:
         stream: bool = False,
         secret: bytes | None = None,
         stall_limit: StallLimit | None = None,
+        accelerators: Accelerators = NONE,
         verify: Verify | None = None,
         store_limit: int | None = None,
     ) -> None:
@@ -88,6 +91,7 @@ class Coordinator:
         self.observer = observer
         self._ends_stalls = stall_limit is not None and stall_limit.end
         self._store_limit = store_limit
+        self._accelerators = accelerators
         self._names = tuple(names)
         self._refused = 0
         self._abort_reason: str | None = None  # Kept, as a supervisor that connects later is ended, too.
@@ -285,19 +289,21 @@ class Coordinator:
             self._form()
 
     def _form(self) -> None:
-        problem = shared(list(self.members.values()))
+        problem = device_problem(list(self.members.values()), self._accelerators)
         if problem is not None:
             first = self.members[0]
             self.fail_member(first, problem)
             return
         gang = assign_ranks(list(self.members.values()))
-        peers = [m.peer() for m in gang]
+        peers = [m.peer(self._accelerators) for m in gang]
         everyone = json.dumps(peers).encode()  # Made once for all ranks: 2,048 of them take 230 kB.
-        for m, place in assignments(gang):
-            facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit, **place}
-            m.session.send("assign", everyone, **facts)
+        for m, place in assignments(gang, self._accelerators):
+            facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit}
+            m.session.send("assign", everyone, **facts, **place)
         self.formed = True
         self.observer.event(GangFormed(peers=peers))
+        if (sharers := self._accelerators.sharers) > 1:
+            self.observer.event(Note(text=f"gpus={self._accelerators.amount:g}: {sharers} ranks share a device"))
         self._reports.show_early_output()
         for m in gang:
             for early in m.early:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tritium.accelerators import Accelerators
 from tritium.events import Event
 from tritium.gang.coordinator.stalls import RankStatus
 from tritium.gang.failure import Failure
@@ -67,9 +68,14 @@ class Member:
         """The rank, or the partition before ranks are assigned: for messages."""
         return self.partition if self.rank is None else self.rank
 
-    def peer(self) -> dict[str, Any]:
+    @property
+    def visible(self) -> list[str]:
+        """The addresses of all devices of its neighbours: those that its rank can see, in their order there."""
+        return list(dict.fromkeys(gpu for member in self.neighbours for gpu in member.gpus))
+
+    def peer(self, accelerators: Accelerators) -> dict[str, Any]:
         """Return the fields of this rank's Peer."""
-        device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"
+        device = accelerators.device(self.visible.index(self.gpus[0])) if self.gpus else "cpu"
         return {
             "rank": self.number,
             "host": self.host,
@@ -77,6 +83,7 @@ class Member:
             "local_rank": self.local_rank,
             "device": device,
             "pid": self.pid,
+            "devices": [{"address": address} for address in self.gpus],
         }
 
 

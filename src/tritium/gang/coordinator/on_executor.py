@@ -60,6 +60,7 @@ def run(
             stream=order.streams,
             secret=order.secret,
             stall_limit=order.stall_limit,
+            accelerators=order.accelerators,
             store_limit=deferred.store_limit,
         ).start()
     try:

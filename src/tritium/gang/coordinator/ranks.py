@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tritium.accelerators import Accelerators
 from tritium.errors import BadSetting
 from tritium.gang.coordinator.members import Member
 
@@ -28,7 +29,7 @@ def assign_ranks(members: Sequence[Member]) -> list[Member]:
     return gang
 
 
-def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
+def assignments(gang: Sequence[Member], accelerators: Accelerators) -> Iterator[tuple[Member, dict[str, Any]]]:
     """Yield every member with the fields of its `assign` message; visible GPUs are those of all local ranks."""
     for member in gang:
         neighbours = member.neighbours
@@ -41,9 +42,15 @@ def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]
                 "local_size": len(neighbours),
                 "master_address": gang[0].address,
                 "master_port": gang[0].port,
-                "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
+                "visible": member.visible,
+                "resource": accelerators.resource,
+                "sharers": accelerators.sharers,
             },
         )
+
+
+def _rule(sharers: int) -> str:
+    return f"{sharers} ranks share a GPU." if sharers > 1 else "Every rank needs GPUs of its own."
 
 
 def _numeric(address: str) -> tuple[int, str]:
@@ -79,21 +86,41 @@ def uuid(member: Member, gpu: str) -> str | None:
     return gpu if gpu.startswith(("GPU-", "MIG-")) else member.listed.get(gpu)
 
 
-def shared(members: Sequence[Member]) -> BadSetting | None:
-    """Return an error if two members were given the same GPU, else None."""
-    owners: dict[str, tuple[Member, str]] = {}
+def device_problem(members: Sequence[Member], accelerators: Accelerators) -> BadSetting | None:
+    """Return an error if these members can't train on the devices that they were given, else None."""
+    return _lacking(members, accelerators) or shared(members, accelerators.sharers)
+
+
+def _lacking(members: Sequence[Member], accelerators: Accelerators) -> BadSetting | None:
+    for member in members:
+        if len(member.gpus) < accelerators.whole:
+            return BadSetting(
+                f"Spark gave task {member.partition} on {member.host} {accelerators.counted(len(member.gpus))}, and a "
+                f"rank needs {accelerators.counted()} (gpus={accelerators.amount:g}). Set "
+                f"spark.task.resource.{accelerators.resource}.amount={accelerators.amount:g}. A gang never falls back "
+                "to CPUs.",
+                setting="gpus",
+            )
+    return None
+
+
+def shared(members: Sequence[Member], sharers: int = 1) -> BadSetting | None:
+    """Return an error if more than `sharers` members were given the same GPU, else None."""
+    owners: dict[str, list[tuple[Member, str]]] = {}
     for member in sorted(members, key=lambda m: m.partition):
         for gpu in member.gpus:
             name = uuid(member, gpu)
             if name is None:
                 continue
-            other, address = owners.setdefault(name, (member, gpu))
-            if other is not member:
+            others = owners.setdefault(name, [])
+            others.append((member, gpu))
+            other, address = others[0]
+            if len(others) > sharers:
                 return BadSetting(
                     f"Tasks {other.partition} and {member.partition} were given the same GPU, {name}: it is "
-                    f"{address!r} on {other.host}, and {gpu!r} on {member.host}. Every rank needs GPUs of "
-                    "its own. Let each GPU be listed by one worker only (spark.worker.resource.gpu.discoveryScript), "
-                    "or once in CUDA_VISIBLE_DEVICES.",
+                    f"{address!r} on {other.host}, and {gpu!r} on {member.host}. {_rule(sharers)} Let each GPU be "
+                    "listed by one worker only (spark.worker.resource.gpu.discoveryScript), or once in "
+                    "CUDA_VISIBLE_DEVICES.",
                     uuid=name,
                 )
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tritium import aliases, frameworks, ship
+from tritium.accelerators import Accelerators
 from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
@@ -135,6 +136,7 @@ def start_coordinator(
         names=list(plan),
         stream=attempt.streams,
         stall_limit=StallLimit.of(attempt.gang),
+        accelerators=Accelerators.of(attempt.gang),
         verify=verify,
     ).start()
 
@@ -167,7 +169,7 @@ def order_of(
         job=job,
         env={**attempt.trackers, **gang.env},
         cpus=gang.cpus,
-        gpus=gang.gpus,
+        accelerators=Accelerators.of(gang),
         framework=frameworks.find(gang.framework),
         plan=plan,
         sorted=sorted,

@@ -12,14 +12,16 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tritium.accelerators import Accelerators
 from tritium.data.decode import decoders
 from tritium.errors import BadSetting
 from tritium.events import Event, GangFormed, RankEnded, made
 from tritium.gang.driver.attempt import Attempt, prepared
 from tritium.gang.driver.rank_environment import surrounded
-from tritium.gang.rank.peers import Peer
+from tritium.gang.rank.peers import Device, Peer
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints, wait_for_checkpoints
 from tritium.gang.supervisor.gpus import gpus_here
@@ -39,7 +41,8 @@ class InProcess:
     """Runs rank 0 of 1 in this process. Exceptions of the function are raised as they are, for a debugger."""
 
     def __init__(self, attempt: Attempt) -> None:
-        gpus_here(attempt.gang)
+        addresses, _ = gpus_here(attempt.gang)
+        self._devices = tuple(map(Device, Accelerators.of(attempt.gang).of_rank(addresses, 0)))
         self._attempt = attempt
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -60,12 +63,12 @@ class InProcess:
             stack.callback(_one_at_a_time.release)
             control = HereControl(attempt.recorder, _shards(attempt, stack))
             device = "cuda:0" if attempt.gang.gpus else "cpu"
-            me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
+            me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid(), self._devices)
             world = World(0, 1, 0, 1, me.host, device, (me,), attempt.run_id, control)
             stack.enter_context(entered(world))
             stack.callback(wait_for_checkpoints, world)
             stack.enter_context(surrounded(attempt.gang, world))
-            attempt.recorder.event(GangFormed(peers=[vars(me)]))
+            attempt.recorder.event(GangFormed(peers=[asdict(me)]))
             with self._interruptible():
                 result = attempt.function(*attempt.args, **attempt.kwargs)
                 finish_checkpoints(world)

@@ -112,7 +112,7 @@ class SupervisorThreads:
             thread.start()
 
     def _supervise(self, order: Order, index: int, shard: Iterator[pa.RecordBatch]) -> None:
-        gpus = tuple(self._gpus[index * order.gpus : (index + 1) * order.gpus])
+        gpus = order.accelerators.of_rank(self._gpus, index)
         supervisor = Supervisor(order, partition=index, attempt=0, gpus=gpus, cpus=order.cpus or 1)
         try:
             # Not in a pool: the kernel kills the rank process when the thread that started it ends (PR_SET_PDEATHSIG).

@@ -6,9 +6,10 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tritium.accelerators import GPU
 from tritium.errors import WrongVersion
 from tritium.frameworks.at_import import without_collections
 from tritium.frameworks.framework import Framework
@@ -16,6 +17,8 @@ from tritium.gang.control.address import interface_v6
 from tritium.gang.rank.world import World
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h, as Python has no names for them.
+_VISIBLE = {GPU: ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "npu": ("ASCEND_RT_VISIBLE_DEVICES",)}
+"""The name of a resource in Spark → the variables by which its libraries see some devices only."""
 _SIOCGIFADDR = 0x8915  # From Linux's sockios.h, likewise.
 
 
@@ -56,7 +59,8 @@ def compare_versions(framework: Framework | None, world: World) -> None:
 def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
     """Set torchrun's variables, so that `torch.distributed.init_process_group()` works without arguments.
 
-    Sets also CUDA_VISIBLE_DEVICES, and the interface for Gloo and NCCL unless the user has set it.
+    Sets also which devices the libraries of their makers see, and the interface for Gloo and NCCL unless the user has
+    set it.
     """
     os.environ.update(
         RANK=str(world.rank),
@@ -66,14 +70,22 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
         MASTER_ADDR=str(assignment["master_address"]),
         MASTER_PORT=str(assignment["master_port"]),
     )
-    if assignment["visible_gpus"]:
-        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # The addresses count GPUs in the order of nvidia-smi.
-            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(assignment["visible_gpus"])
+    if assignment["visible"]:
+        _show_devices(assignment["resource"], assignment["visible"], assignment["sharers"])
     interface = _interface(world.peers[world.rank].address)
     if interface is not None:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+
+
+def _show_devices(resource: str, addresses: Sequence[str], sharers: int) -> None:
+    """Have CUDA, ROCm or Ascend's library see these devices only; for other resources there is no such variable."""
+    if resource == GPU and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # The addresses are counted as by nvidia-smi.
+    os.environ.update(dict.fromkeys(_VISIBLE.get(resource, ()), ",".join(addresses)))
+    if resource == GPU and sharers > 1:  # By default each process of JAX takes 75 % of the memory, TensorFlow's all.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.75 / sharers:.3f}")
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 
 def keep_freed_memory() -> None:

@@ -37,7 +37,7 @@ def join_mpirun() -> World:
     answers = here.gather((me, port))
     joined = dataclasses.replace(here, peers=tuple(peer for peer, _ in answers))
     first, port = answers[0]
-    prepare_environment(joined, {"master_address": first.address, "master_port": port, "visible_gpus": ()})
+    prepare_environment(joined, {"master_address": first.address, "master_port": port, "visible": ()})
     enter(joined)
     return joined
 

@@ -15,8 +15,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Device:
+    """An accelerator of a rank.
+
+    address : by which Spark has assigned it: a number, or a UUID.
+    """
+
+    address: str
+
+
+@dataclass(frozen=True)
 class Peer:
-    """One rank of the gang, as every rank knows it (compare `BarrierTaskContext.getTaskInfos`)."""
+    """One rank of the gang, as every rank knows it (compare `BarrierTaskContext.getTaskInfos`).
+
+    device  : the first of its devices as libraries name it, `cuda:1`; "cpu" without any.
+    devices : its own accelerators.
+    """
 
     rank: int
     host: str
@@ -24,6 +38,7 @@ class Peer:
     local_rank: int
     device: str
     pid: int
+    devices: tuple[Device, ...] = ()
 
 
 class WorldControl(control.Control, Protocol):
@@ -39,4 +54,7 @@ class WorldControl(control.Control, Protocol):
 
 def peers_of(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Peer, ...]:
     """Make peers from their descriptions in an assignment."""
-    return tuple(Peer(**{k: d[k] for k in Peer.__dataclass_fields__}) for d in descriptions)
+    return tuple(
+        Peer(**{**{k: d[k] for k in Peer.__dataclass_fields__}, "devices": tuple(Device(**f) for f in d["devices"])})
+        for d in descriptions
+    )

@@ -69,7 +69,7 @@ def start_rank(
 def _may_fork(order: Order, keep: Sequence[int]) -> bool:
     if sys.platform != "linux":
         return False
-    if order.gpus:  # A library that looks for GPUs at its import may leave CUDA unusable in a forked process.
+    if order.accelerators:  # A library that looks for GPUs at its import may leave CUDA unusable in a forked process.
         return False
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from typing import IO
 
+from tritium.accelerators import Accelerators
 from tritium.errors import NotEnoughSlots
 from tritium.gang.settings import Gang
 
@@ -27,15 +28,16 @@ def gpus_here(gang: Gang) -> tuple[list[str], int]:
         return [], gang.most
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     addresses, source = _listed() if visible is None else (_visible(visible), f"CUDA_VISIBLE_DEVICES={visible!r}")
-    needed = gang.least * gang.gpus
+    accelerators = Accelerators.of(gang)
+    needed = -(-gang.least * accelerators.whole // accelerators.sharers)
     if len(addresses) < needed:
         raise NotEnoughSlots(
-            f"{gang.least} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(addresses)} "
+            f"{gang.least} rank(s) of gpus={gang.gpus:g} need {needed} GPU(s); this machine shows {len(addresses)} "
             f"({source}). A gang never falls back to CPUs; gpus=0 asks for them.",
             needed=needed,
             available=len(addresses),
         )
-    return addresses, min(gang.most, len(addresses) // gang.gpus)
+    return addresses, min(gang.most, accelerators.ranks_of(len(addresses)))
 
 
 def _visible(value: str) -> list[str]:

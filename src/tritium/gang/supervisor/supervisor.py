@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tritium import frameworks, ship
+from tritium.accelerators import GPU
 from tritium.errors import IncompleteShard, TritiumError, WireError
 from tritium.frameworks.noise import noise
 from tritium.frameworks.ports import reserved_port
@@ -93,7 +94,9 @@ class Supervisor:
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
         self._channel = self._relay.reach(address, who)
-        self._output = RankOutput(self._channel, noise({**os.environ, **self.order.env}, gpus=self.order.gpus > 0))
+        self._output = RankOutput(
+            self._channel, noise({**os.environ, **self.order.env}, gpus=bool(self.order.accelerators))
+        )
         port = reserved_port()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._monitor = Monitor(self._output)
@@ -153,7 +156,7 @@ class Supervisor:
             "result_dir": tempfile.gettempdir(),
             **self._monitor.settings,
             "framework": frameworks.to_json(self.order.framework),
-            "gpus": self.order.gpus > 0,
+            "gpus": bool(self.order.accelerators),
             "pmi": self._pmi.fd if self._pmi else None,
             "elastic": self.order.elastic,
             "trace": self.order.trace,
@@ -174,7 +177,7 @@ class Supervisor:
         if self._pmi is not None:
             self._spawn(self._pmi.serve, "pmi")
         self._monitor.watch(self._process)
-        if self.gpus:
+        if self.gpus and self.order.accelerators.resource == GPU:
             self._listing = Listing()
         if self.order.plan:
             self._spooler = Spooler(self.order, self._spools, self._channel, self._to_rank, self.ending.check)

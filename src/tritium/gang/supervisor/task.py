@@ -32,8 +32,8 @@ def in_task(payload: bytes, run: Run) -> Iterator[pa.RecordBatch]:
     order: Order = pickle.loads(payload)
     context = TaskContext.get()
     assert context is not None
-    resources = context.resources()
-    gpus = tuple(resources["gpu"].addresses)[: order.gpus] if order.gpus and "gpu" in resources else ()
+    assigned = context.resources().get(order.accelerators.resource)
+    gpus = tuple(assigned.addresses)[: order.accelerators.whole] if assigned else ()
     cpus = order.cpus or context.cpus()
     ids = {"partition": context.partitionId(), "attempt": context.taskAttemptId()}
     supervisor = Supervisor(order, **ids, gpus=gpus, cpus=cpus, daemon=os.getppid())

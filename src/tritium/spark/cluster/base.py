@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from tritium.accelerators import Accelerators
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
-from tritium.spark.cluster.slots import Reservations, RunSlots, reservations
+from tritium.spark.cluster.slots import Kind, Reservations, RunSlots, kind_of, reservations
 from tritium.spark.errors import WHY_LOST
 from tritium.spark.inside import scheduler
 from tritium.spark.inside.older import numbers
@@ -21,13 +22,11 @@ from tritium.spark.python import check, on_this_machine, unchosen
 from tritium.spark.session import Session
 
 if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
+    from pyspark.resource import TaskResourceRequests
 
 OLDEST_SPARK = (4, 0)
 OLDEST_PYTHON = (3, 10)
 
-_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
-_TASK_GPUS = "spark.task.resource.gpu.amount"
 DYNAMIC = "spark.dynamicAllocation.enabled"
 _IDLE = "spark.python.worker.idleTimeoutSeconds"
 _KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
@@ -51,11 +50,20 @@ class Needs(Protocol):
     @property
     def cpus(self) -> int | None: ...
     @property
-    def gpus(self) -> int: ...
+    def gpus(self) -> float: ...
+    @property
+    def accelerator(self) -> str: ...
     @property
     def start_timeout(self) -> float: ...
     @property
     def replacement_timeout(self) -> float | None: ...
+
+
+class Profile(Protocol):
+    """A resource profile, as `mapInArrow` reads it."""
+
+    @property
+    def id(self) -> int: ...
 
 
 class Cluster:
@@ -79,7 +87,7 @@ class Cluster:
         self.master = session.setting("spark.master")
         self.sleep: Callable[[float], object] = time.sleep
         """Waits so many seconds for executors. A run that may be cancelled has one that raises then."""
-        self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
+        self._profiles: dict[Kind, Profile | None] = {}
 
     # ---- Before anything is submitted
 
@@ -106,9 +114,9 @@ class Cluster:
             return 0  # Spark would throw.
         return scheduler.slots(self.session, profile)
 
-    def profile(self, gang: Needs) -> ResourceProfile | None:
+    def profile(self, gang: Needs) -> Profile | None:
         """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits."""
-        key = (gang.cpus, gang.gpus)
+        key = kind_of(gang)
         if key not in self._profiles:
             self._profiles[key] = self._make_profile(gang)
         return self._profiles[key]
@@ -118,7 +126,7 @@ class Cluster:
 
         Nothing is reserved where slots can't be counted, or executors have not started yet.
         """
-        run.take(self.reservations(), (gang.cpus, gang.gpus), ranks, lambda: self.slots(gang) or 0, timeout, note)
+        run.take(self.reservations(), kind_of(gang), ranks, lambda: self.slots(gang) or 0, timeout, note)
 
     # ---- Addresses
 
@@ -217,12 +225,13 @@ class Cluster:
             )
 
     def check_gpus(self, gang: Needs) -> None:
-        """Raise NotEnoughSlots where an executor has fewer GPUs than a rank."""
-        configured = self.gpus_of_an_executor() if gang.gpus else 0
+        """Raise NotEnoughSlots where an executor has fewer GPUs, or other accelerators, than a rank."""
+        configured = self.gpus_of_an_executor(gang) if gang.gpus else 0
         if configured >= gang.gpus:
             return
         if configured:
-            why = f"an executor has {configured} ({_EXECUTOR_GPUS}={configured}). Ask for fewer, or use executors"
+            setting = resource_setting("executor", gang)
+            why = f"an executor has {configured} ({setting}={configured}). Ask for fewer, or use executors"
         else:
             why = f"the executors of {self.master!r} offer none. Start the session"
         raise too_few_gpus(gang, why, configured)
@@ -244,9 +253,9 @@ class Cluster:
         """Return the cores of an executor according to the settings; 0: all cores of its worker."""
         return int(self.session.setting("spark.executor.cores", self.default_cores))
 
-    def gpus_of_an_executor(self) -> int:
-        """Return the GPUs of an executor according to the settings."""
-        return int(self.session.setting(_EXECUTOR_GPUS, "0"))
+    def gpus_of_an_executor(self, gang: Needs) -> int:
+        """Return the accelerators of an executor according to the settings."""
+        return int(self.session.setting(resource_setting("executor", gang), "0"))
 
     def cores_of_a_rank(self, gang: Needs) -> int:
         """Return the cores that a rank takes of its executor."""
@@ -261,17 +270,20 @@ class Cluster:
 
     # ---- Details
 
-    def _make_profile(self, gang: Needs) -> ResourceProfile | None:
+    def _make_profile(self, gang: Needs) -> Profile | None:
         cpus = int(self.session.setting("spark.task.cpus", "1"))
-        gpus = float(self.session.setting(_TASK_GPUS, "0"))
+        gpus = float(self.session.setting(resource_setting("task", gang), "0"))
         if (gang.cpus in (None, cpus)) and gang.gpus == gpus:
             return None
-        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+        return self.new_profile(
+            gang, {"cpus": gang.cpus or cpus, **({gang.accelerator: gang.gpus} if gang.gpus else {})}
+        )
 
-        requests = TaskResourceRequests().cpus(gang.cpus or cpus)
-        if gang.gpus:
-            requests = requests.resource("gpu", gang.gpus)
-        return ResourceProfileBuilder().require(requests).build
+    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
+        """Return a profile of tasks with these amounts of resources, on the executors that there are."""
+        from pyspark.resource import ResourceProfileBuilder
+
+        return ResourceProfileBuilder().require(task_requests(amounts)).build
 
     def reservations(self) -> Reservations:
         """Return the reservations of slots of this application."""
@@ -297,7 +309,7 @@ def _fewer_than_before(cluster: Cluster) -> bool:
 
 def _too_few(cluster: Cluster, gang: Needs, available: int) -> str:
     slot, more = cluster.advice(gang)
-    slot += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
+    slot += f" and {Accelerators.of(gang).counted()}" if gang.gpus else ""
     change = f"Ask for ranks={available}, or {more}" if available else more[0].upper() + more[1:]
     return (
         f"{gang.least} ranks need {gang.least} slots at once, of {slot} each; {cluster.master!r} has {available}. "
@@ -307,14 +319,30 @@ def _too_few(cluster: Cluster, gang: Needs, available: int) -> str:
 
 def too_few_gpus(gang: Needs, why: str, configured: int) -> NotEnoughSlots:
     """Return the error for ranks that need more GPUs than an executor has."""
+    setting = resource_setting("executor", gang)
     return NotEnoughSlots(
-        f"Every rank needs {gang.gpus} GPU{'s' * (gang.gpus > 1)} (gpus={gang.gpus}), and {why} with "
-        f"{_EXECUTOR_GPUS} and {_TASK_GPUS} set, on workers whose discovery script lists GPUs. "
-        "A gang never falls back to CPUs; gpus=0 asks for them.",
+        f"Every rank needs {Accelerators.of(gang).counted()} (gpus={gang.gpus}), and {why} with {setting} set, on "
+        "workers whose discovery script lists them. A gang never falls back to CPUs; gpus=0 asks for them.",
         needed=gang.gpus,
         available=configured,
-        setting=_EXECUTOR_GPUS,
+        setting=setting,
     )
+
+
+def resource_setting(of: Literal["executor", "task"], gang: Needs, what: str = "amount") -> str:
+    """Return the name of Spark's setting about the gang's accelerator."""
+    return f"spark.{of}.resource.{gang.accelerator}.{what}"
+
+
+def task_requests(amounts: Mapping[str, float]) -> TaskResourceRequests:
+    """Return Spark's request of these amounts of resources, `cpus` among them, for a task."""
+    from pyspark.resource import TaskResourceRequests
+
+    requests = TaskResourceRequests().cpus(int(amounts["cpus"]))
+    for name, amount in amounts.items():
+        if name != "cpus":
+            requests = requests.resource(name, amount)
+    return requests
 
 
 def check_versions(spark: str, python: Sequence[int]) -> None:

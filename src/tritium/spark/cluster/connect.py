@@ -6,12 +6,13 @@ A gang is submitted without a count, and `start_timeout` ends one that could not
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from tritium.errors import BadSetting
-from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note, unheard
+from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note, Profile, resource_setting, unheard
 from tritium.spark.cluster.slots import RunSlots
-from tritium.spark.inside import scheduler
+from tritium.spark.inside import profiles, scheduler
 
 _PORT = 15002  # Of a Connect server; to find a route, any would do.
 
@@ -49,6 +50,17 @@ class Connect(Uncounted):
 
     def driver_bind_address(self) -> str:
         return ""
+
+    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
+        spark = self.session.spark
+        if why := profiles.used.why_not(spark):
+            raise BadSetting(
+                f"Over Spark Connect this gang's tasks can't be of another size than the session's: {why}. Start the "
+                f"server with spark.task.cpus={amounts['cpus']:g}"
+                + (f" and {resource_setting('task', gang)}={gang.gpus:g}." if gang.gpus else "."),
+                setting=resource_setting("task", gang) if gang.gpus else "spark.task.cpus",
+            )
+        return profiles.made(spark, amounts)
 
     def check_python(self) -> None:
         """Do nothing: it is the server's."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tritium.accelerators import Accelerators
 from tritium.errors import NotEnoughSlots
-from tritium.spark.cluster.base import Cluster, Needs, Note, unheard
+from tritium.spark.cluster.base import Cluster, Needs, Note, Profile, resource_setting, task_requests, unheard
 from tritium.spark.cluster.slots import RunSlots
 
 
@@ -15,13 +18,31 @@ class Dynamic(Cluster):
     def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = unheard) -> None:
         """Do nothing: executors have not started yet."""
 
+    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
+        """Return a profile of executors like the application's, with tasks of these amounts.
+
+        A profile of tasks alone that asks for accelerators would end the application: Spark looks for them in the
+        executors of the profile, and stops its context where there are none.
+        """
+        from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder
+
+        builder = ResourceProfileBuilder().require(task_requests(amounts))
+        if gang.gpus:
+            script, vendor = (
+                self.session.setting(resource_setting("executor", gang, what)) for what in ("discoveryScript", "vendor")
+            )
+            requests = ExecutorResourceRequests()
+            number = self.gpus_of_an_executor(gang)
+            builder = builder.require(requests.resource(gang.accelerator, number, script, vendor))
+        return builder.build
+
     def count_ranks(self, gang: Needs, note: Note, again: bool) -> int:
         """Return the world size: as many ranks as the maximum of executors can run."""
         executors = int(self.session.setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
         cores = self.cores_of_an_executor()  # 0: all of its worker, a number that is not known here.
         ranks = max(1, cores // self.cores_of_a_rank(gang)) if cores else gang.most
         if gang.gpus:
-            ranks = min(ranks, self.gpus_of_an_executor() // gang.gpus)
+            ranks = min(ranks, Accelerators.of(gang).ranks_of(self.gpus_of_an_executor(gang)))
         most = executors * ranks
         if most < gang.least:
             raise NotEnoughSlots(

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tritium.errors import BadSetting
 from tritium.spark.cluster.base import Cluster, Needs, Note, too_few_gpus
 from tritium.spark.python import may_raise_limits
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
 
 _WORKER_MEMORY = "spark.executor.pyspark.memory"
 
@@ -17,7 +12,7 @@ _WORKER_MEMORY = "spark.executor.pyspark.memory"
 class Local(Cluster):
     """A local master, which refuses resource profiles: `cpus` is only the number of threads of a rank."""
 
-    def profile(self, gang: Needs) -> ResourceProfile | None:
+    def profile(self, gang: Needs) -> None:
         return None
 
     def await_slots(self, gang: Needs, note: Note, again: bool) -> int:
@@ -49,7 +44,7 @@ class Local(Cluster):
     def check_gpus(self, gang: Needs) -> None:
         if gang.gpus:
             why = f'{self.master!r} knows no GPUs. Use on="driver", or a cluster'
-            raise too_few_gpus(gang, why, self.gpus_of_an_executor())
+            raise too_few_gpus(gang, why, self.gpus_of_an_executor(gang))
 
     def check_cores(self, gang: Needs) -> None:
         """Do nothing: a rank may have more threads than there are slots."""

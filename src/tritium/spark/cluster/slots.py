@@ -12,13 +12,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from typing import Protocol
 
 from tritium.errors import StartTimeout
 
 RECOUNT_SECONDS = 2.0  # A run that waits counts the slots of the cluster so often, as executors come and go.
 
-Kind = tuple[int | None, int]
-"""CPU cores and GPUs of a rank."""
+Kind = tuple[int | None, float, str]
+"""CPU cores and accelerators of a rank, and the name of these in Spark."""
+
+
+class _Sized(Protocol):
+    @property
+    def cpus(self) -> int | None: ...
+    @property
+    def gpus(self) -> float: ...
+    @property
+    def accelerator(self) -> str: ...
+
+
+def kind_of(gang: _Sized) -> Kind:
+    """Return the kind of this gang's ranks."""
+    return gang.cpus, gang.gpus, gang.accelerator
 
 
 class Reservations:
@@ -57,7 +72,7 @@ class RunSlots:
     """
 
     def __init__(self) -> None:
-        self.kind: Kind = (None, 0)
+        self.kind: Kind = (None, 0, "gpu")
         self._of: Reservations | None = None
         self._arrival = 0
         self._stopped = False

@@ -27,6 +27,7 @@ USES = {
     "partitions": "scoring that resumes computes chosen partitions; off: `score(into=…)` is refused",
     "plans": "shapes and Python functions by the query plan; off: the ranks see the first row",
     "pods": "why the pods of executors are pending, by Spark's Kubernetes client; off: they are waited for in silence",
+    "profiles": "tasks of another size over Connect; off: those of the session's size only",
     "scheduler": "slots and executors as Spark's scheduler counts them; off: `start_timeout` ends a gang without slots",
 }
 """Use → what for, and what happens without it."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritium.spark.inside import Inside
 from tritium.spark.session import Session
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
 
 
 def probe(spark: Any) -> str | None:
@@ -21,8 +18,8 @@ def probe(spark: Any) -> str | None:
 used = Inside("scheduler", probe)
 
 
-def slots(session: Session, profile: ResourceProfile | None) -> int:
-    """Count the tasks of this profile, None: the session's, that all executors can run at once.
+def slots(session: Session, profile: Any) -> int:
+    """Count the tasks of this ResourceProfile of pyspark, None: the session's, that all executors can run at once.
 
     Spark throws where an executor has fewer cores than such a task needs.
     """

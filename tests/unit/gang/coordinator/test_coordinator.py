@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusters import listening, wait
+from tritium.accelerators import NONE, Accelerators
 from tritium.data.steps import Feed, Watermark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.events import Event, Logged
@@ -22,7 +23,7 @@ from tritium.gang.control.server import MAX_UNAUTHENTICATED
 from tritium.gang.coordinator import all_gather, first_failure, stall_alarm
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.members import Member
-from tritium.gang.coordinator.ranks import assign_ranks, assignments
+from tritium.gang.coordinator.ranks import assign_ranks, assignments, device_problem
 from tritium.gang.coordinator.rows import agree
 from tritium.gang.driver.outcome import missing_note
 from tritium.gang.failure import Failure
@@ -278,14 +279,14 @@ class TestMuster:
 
     def test_a_rank_sees_the_gpus_of_its_hosts_ranks_and_its_own_first_one(self) -> None:
         gang = assign_ranks([member(0, "a", "2", "3"), member(1, "a", "0", "1"), member(2, "b", "4", "5")])
-        peers = [m.peer() for m in gang]
+        peers = [m.peer(NONE) for m in gang]
         assert [(p["host"], p["device"], p["local_rank"]) for p in peers] == [
             ("a", "cuda:0", 0),
             ("a", "cuda:2", 1),
             ("b", "cuda:0", 0),
         ]
-        places = [place for _, place in assignments(gang)]
-        assert [a["visible_gpus"] for a in places] == [["0", "1", "2", "3"], ["0", "1", "2", "3"], ["4", "5"]]
+        places = [place for _, place in assignments(gang, NONE)]
+        assert [a["visible"] for a in places] == [["0", "1", "2", "3"], ["0", "1", "2", "3"], ["4", "5"]]
         assert [a["local_size"] for a in places] == [2, 2, 1]
         assert {(a["master_address"], a["master_port"]) for a in places} == {("10.0.0.97", 4001)}
 
@@ -293,9 +294,9 @@ class TestMuster:
         first, second = member(0, "a", "0"), member(1, "a", "0")
         first.listed, second.listed = {"0": "GPU-a"}, {"0": "GPU-b"}
         gang = assign_ranks([first, second])
-        assert [(p["device"], p["local_rank"]) for p in (m.peer() for m in gang)] == [("cuda:0", 0), ("cuda:0", 0)]
-        places = [place for _, place in assignments(gang)]
-        assert [(a["visible_gpus"], a["local_rank"], a["local_size"]) for a in places] == [(["0"], 0, 1)] * 2
+        assert [(p["device"], p["local_rank"]) for p in (m.peer(NONE) for m in gang)] == [("cuda:0", 0), ("cuda:0", 0)]
+        places = [place for _, place in assignments(gang, NONE)]
+        assert [(a["visible"], a["local_rank"], a["local_size"]) for a in places] == [(["0"], 0, 1)] * 2
 
     def test_without_uuids_an_address_that_comes_twice_shows_that_executors_are_isolated(self) -> None:
         members = [member(k, "a", gpu) for k, gpu in enumerate("0011")]
@@ -308,15 +309,44 @@ class TestMuster:
             (1, ("0",), 0),
             (3, ("1",), 1),
         ]
-        assert [place["visible_gpus"] for _, place in assignments(gang)] == [["0", "1"]] * 4
+        assert [place["visible"] for _, place in assignments(gang, NONE)] == [["0", "1"]] * 4
 
     def test_executors_that_see_the_same_gpus_are_one_group(self) -> None:
         members = [member(k, "a", gpu) for k, gpu in enumerate("10")]
         for m in members:
             m.executor, m.listed = f"executor {m.partition}", {"0": "GPU-a", "1": "GPU-b"}
         gang = assign_ranks(members)
-        assert [(m.gpus, m.peer()["device"]) for m in gang] == [(("0",), "cuda:0"), (("1",), "cuda:1")]
-        assert [place["visible_gpus"] for _, place in assignments(gang)] == [["0", "1"]] * 2
+        assert [(m.gpus, m.peer(NONE)["device"]) for m in gang] == [(("0",), "cuda:0"), (("1",), "cuda:1")]
+        assert [place["visible"] for _, place in assignments(gang, NONE)] == [["0", "1"]] * 2
+
+    def test_ranks_share_one_where_they_ask_for_half(self) -> None:
+        half = Accelerators(amount=0.5)
+        members = [member(k, "a", gpu) for k, gpu in enumerate("0101")]
+        for m in members:
+            m.listed = {"0": "GPU-a", "1": "GPU-b"}
+        assert device_problem(members, half) is None
+        gang = assign_ranks(members)
+        assert [(m.gpus, m.peer(half)["device"]) for m in gang] == [
+            (("0",), "cuda:0"),
+            (("0",), "cuda:0"),
+            (("1",), "cuda:1"),
+            (("1",), "cuda:1"),
+        ]
+        assert [a["visible"] for _, a in assignments(gang, half)] == [["0", "1"]] * 4
+        problem = device_problem([*members, member(4, "a", "GPU-a")], half)
+        assert problem is not None
+        assert "were given the same GPU, GPU-a: " in str(problem)
+        assert "2 ranks share a GPU" in str(problem)
+
+    def test_a_task_without_its_devices_is_no_rank_on_a_cpu(self, start: Start) -> None:
+        gang = start(1, accelerators=Accelerators(amount=2, resource="npu"))
+        gang.hello(0, gpus=["0"]).send("ready", pid=1)
+        gang.until(lambda: gang.coordinator.failure, "the failure is known")
+        error = gang.coordinator.failure.error() if gang.coordinator.failure else None
+        assert isinstance(error, BadSetting)
+        assert "gave task 0 on a 1 npu, and a rank needs 2 npu (gpus=2). Set spark.task.resource.npu.amount=2." in str(
+            error
+        )
 
     def test_a_gpu_that_two_ranks_were_given_is_an_error_before_they_begin(self, start: Start) -> None:
         gang = start(2)

@@ -18,6 +18,7 @@ import pytest
 
 import tritium as tr
 from clusters import wait
+from tritium.accelerators import Accelerators
 from tritium.errors import RankFailed, StartTimeout, WrongVersion
 from tritium.gang.order import Order
 from tritium.gang.supervisor import forked
@@ -230,4 +231,4 @@ def test_where_no_process_can_be_forked_the_error_says_so(tmp_path: Path) -> Non
 def test_with_gpus_a_rank_has_a_python_of_its_own() -> None:
     order = Order(launch="L", run_id="r", size=1, address=("", 0), secret=b"", job=b"", env={})
     assert forked._may_fork(order, [3])
-    assert not forked._may_fork(replace(order, gpus=1), [3])
+    assert not forked._may_fork(replace(order, accelerators=Accelerators(amount=1)), [3])

@@ -41,6 +41,19 @@ def test_each_rank_has_its_own_in_the_order_of_nvidia_smi(tmp_path: Path, monkey
 
 
 @pytest.mark.processes
+def test_two_ranks_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory() -> tuple[str | None, str | None]:
+        return os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"), os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+
+    nvidia_smi(tmp_path, monkeypatch, "GPU-a")
+    settings: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "retries": 0, "gpus": 0.5}
+    assert tr.launch(where, ranks=2, **settings) == [("0", "PCI_BUS_ID", rank, "cuda:0") for rank in range(2)]
+    assert tr.launch(memory, ranks=(1, 4), **settings) == [("0.375", "true")] * 2
+    with pytest.raises(NotEnoughSlots, match=r"3 rank\(s\) of gpus=0.5 need 2 GPU\(s\); this machine shows 1"):
+        tr.launch(where, ranks=3, **settings)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("visible", ["0,0", "GPU-a,GPU-a"])
 def test_one_that_is_given_twice_is_refused(visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, monkeypatch, "GPU-a", "GPU-b")

@@ -92,6 +92,21 @@ def test_batch_norm_over_all_ranks_is_refused_on_cpus_before_anything_starts() -
     assert alone.history[-1]["loss"] == plain.history[-1]["loss"]
 
 
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ({"gpus": 0.5}, r"gpus=0\.5: ranks that share a GPU .* NCCL refuses two on one\. Ask for gpus=1, or ranks=1"),
+        (
+            {"gpus": 1, "accelerator": "npu", "on": "cluster"},
+            "accelerator='npu': this estimator trains on GPUs or CPUs",
+        ),
+    ],
+)
+def test_devices_on_which_gradients_can_not_be_exchanged(devices: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadSetting, match=said):
+        fit(table(), **GOOD | DRIVER | devices)
+
+
 def test_batch_norm_over_all_ranks_keeps_names_and_parameters() -> None:
     module, options = normed(), {"sync_batch_norm": True}
     before = dict(module.named_parameters())

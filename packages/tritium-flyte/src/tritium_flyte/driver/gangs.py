@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,11 +40,12 @@ def application_for(gang: tr.Gang, conf: Mapping[str, str]) -> dict[str, str]:
     if cores < cpus:
         problems.append(f"spark.executor.cores={cores} are fewer than the cpus={cpus} of a rank.")
     ranks = max(1, cores // cpus)
-    if gang.gpus and "spark.executor.resource.gpu.amount" in conf:
+    gpus_wanted = gang.gpus > 0 and gang.accelerator == "gpu"  # Settings of other resources are the user's.
+    if gpus_wanted and "spark.executor.resource.gpu.amount" in conf:
         gpus = int(conf["spark.executor.resource.gpu.amount"])
         if gpus < gang.gpus:
             problems.append(f"spark.executor.resource.gpu.amount={gpus} are fewer than the gpus={gang.gpus} of a rank.")
-        ranks = max(1, min(ranks, gpus // gang.gpus))
+        ranks = max(1, min(ranks, int(gpus // gang.gpus)))
     executors = -(-gang.most // ranks)
     settings = {
         "spark.executor.instances": str(executors),
@@ -53,8 +55,8 @@ def application_for(gang: tr.Gang, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{int(gang.start_timeout)}s",
     }
-    if gang.gpus:
-        settings["spark.executor.resource.gpu.amount"] = str(gang.gpus * ranks)
+    if gpus_wanted:
+        settings["spark.executor.resource.gpu.amount"] = str(math.ceil(gang.gpus * ranks))
         settings |= {
             name: conf.get(name, value)
             for name, value in (

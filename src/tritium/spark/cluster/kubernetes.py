@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from tritium.accelerators import Accelerators
 from tritium.errors import NotEnoughSlots, StartTimeout
 from tritium.spark.cluster.base import Cluster, Needs, Note, unheard
 from tritium.spark.inside import pods
@@ -67,7 +68,7 @@ class Kubernetes(Cluster):
         """Count the ranks that all the pods can run for which Spark asks."""
         ranks = self.cores_of_an_executor() // self.cores_of_a_rank(gang)
         if gang.gpus:
-            ranks = min(ranks, self.gpus_of_an_executor() // gang.gpus)
+            ranks = min(ranks, Accelerators.of(gang).ranks_of(self.gpus_of_an_executor(gang)))
         return self.expected_executors() * ranks
 
     def _what_is_waited_for(self) -> list[str]:

@@ -118,7 +118,8 @@ class Cluster:
         """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits."""
         key = kind_of(gang)
         if key not in self._profiles:
-            self._profiles[key] = self._make_profile(gang)
+            amounts = _unlike_the_sessions(self, gang)
+            self._profiles[key] = self.new_profile(gang, amounts) if amounts else None
         return self._profiles[key]
 
     def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = unheard) -> None:
@@ -270,15 +271,6 @@ class Cluster:
 
     # ---- Details
 
-    def _make_profile(self, gang: Needs) -> Profile | None:
-        cpus = int(self.session.setting("spark.task.cpus", "1"))
-        gpus = float(self.session.setting(resource_setting("task", gang), "0"))
-        if (gang.cpus in (None, cpus)) and gang.gpus == gpus:
-            return None
-        return self.new_profile(
-            gang, {"cpus": gang.cpus or cpus, **({gang.accelerator: gang.gpus} if gang.gpus else {})}
-        )
-
     def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
         """Return a profile of tasks with these amounts of resources, on the executors that there are."""
         from pyspark.resource import ResourceProfileBuilder
@@ -327,6 +319,15 @@ def too_few_gpus(gang: Needs, why: str, configured: int) -> NotEnoughSlots:
         available=configured,
         setting=setting,
     )
+
+
+def _unlike_the_sessions(cluster: Cluster, gang: Needs) -> dict[str, float]:
+    """Return the amounts of resources of a rank's task, by name; none where they are those of the session's tasks."""
+    cpus = int(cluster.session.setting("spark.task.cpus", "1"))
+    gpus = float(cluster.session.setting(resource_setting("task", gang), "0"))
+    if (gang.cpus in (None, cpus)) and gang.gpus == gpus:
+        return {}
+    return {"cpus": gang.cpus or cpus, **({gang.accelerator: gang.gpus} if gang.gpus else {})}
 
 
 def resource_setting(of: Literal["executor", "task"], gang: Needs, what: str = "amount") -> str:

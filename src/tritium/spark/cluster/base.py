@@ -59,7 +59,7 @@ class Needs(Protocol):
     def replacement_timeout(self) -> float | None: ...
 
 
-class Profile(Protocol):
+class TaskProfile(Protocol):
     """A resource profile, as `mapInArrow` reads it."""
 
     @property
@@ -87,7 +87,7 @@ class Cluster:
         self.master = session.setting("spark.master")
         self.sleep: Callable[[float], object] = time.sleep
         """Waits so many seconds for executors. A run that may be cancelled has one that raises then."""
-        self._profiles: dict[Kind, Profile | None] = {}
+        self._profiles: dict[Kind, TaskProfile | None] = {}
 
     # ---- Before anything is submitted
 
@@ -114,7 +114,7 @@ class Cluster:
             return 0  # Spark would throw.
         return scheduler.slots(self.session, profile)
 
-    def profile(self, gang: Needs) -> Profile | None:
+    def profile(self, gang: Needs) -> TaskProfile | None:
         """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits."""
         key = kind_of(gang)
         if key not in self._profiles:
@@ -271,7 +271,7 @@ class Cluster:
 
     # ---- Details
 
-    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
+    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> TaskProfile:
         """Return a profile of tasks with these amounts of resources, on the executors that there are."""
         from pyspark.resource import ResourceProfileBuilder
 

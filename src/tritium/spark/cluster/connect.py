@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from tritium.errors import BadSetting
-from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note, Profile, resource_setting, unheard
+from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note, TaskProfile, resource_setting, unheard
 from tritium.spark.cluster.slots import RunSlots
 from tritium.spark.inside import profiles, scheduler
 
@@ -51,7 +51,7 @@ class Connect(Uncounted):
     def driver_bind_address(self) -> str:
         return ""
 
-    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
+    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> TaskProfile:
         spark = self.session.spark
         if why := profiles.used.why_not(spark):
             raise BadSetting(

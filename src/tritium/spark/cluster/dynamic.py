@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tritium.accelerators import Accelerators
 from tritium.errors import NotEnoughSlots
-from tritium.spark.cluster.base import Cluster, Needs, Note, Profile, resource_setting, task_requests, unheard
+from tritium.spark.cluster.base import Cluster, Needs, Note, TaskProfile, resource_setting, task_requests, unheard
 from tritium.spark.cluster.slots import RunSlots
 
 
@@ -18,7 +18,7 @@ class Dynamic(Cluster):
     def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = unheard) -> None:
         """Do nothing: executors have not started yet."""
 
-    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> Profile:
+    def new_profile(self, gang: Needs, amounts: Mapping[str, float]) -> TaskProfile:
         """Return a profile of executors like the application's, with tasks of these amounts.
 
         A profile of tasks alone that asks for accelerators would end the application: Spark looks for them in the

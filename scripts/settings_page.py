@@ -158,6 +158,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "if_code_changed": "if_code_changed='continue'",
             "start_timeout": "start_timeout=120.0",
             "replacement_timeout": "replacement_timeout=120.0",
+            "max_runtime": "max_runtime=14400.0",
             "stall_timeout": "stall_timeout=300.0",
             "on_stall": "on_stall='report'",
         },

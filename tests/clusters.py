@@ -138,6 +138,13 @@ def _standalone(**conf: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def _breakable() -> Iterator[Any]:
+    decommission = {"spark.decommission.enabled": "true"}
+    with standalone(**decommission) as master, joined(master, **decommission) as spark:
+        yield spark
+
+
+@contextlib.contextmanager
 def joined(master: str, **conf: str) -> Iterator[Any]:
     """Yield a SparkSession on an existing standalone cluster of two workers."""
     spark = classic(master, **SMALL, **conf)
@@ -275,7 +282,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "gpus-of-executors": functools.partial(_standalone_gpus, of_a_task=""),
     "gpus-dynamic": _gpus_dynamic,
     "gpus-connect": _gpus_connect,
-    "breakable": _standalone,
+    "breakable": _breakable,
     "dynamic": _dynamic,
     "pretended-device": _pretended_device,
     "yarn": _yarn,
@@ -329,6 +336,10 @@ class Workers:
         self.processes.append(
             self._stack.enter_context(daemon(f"worker {number}", command, self.folder / f"{number}.log"))
         )
+
+    def take_away(self, number: int = -1) -> None:
+        """Announce that a worker's host is taken away, as agents of clouds do: its executors are decommissioned."""
+        self.processes[number].send_signal(signal.SIGPWR)
 
     def kill(self, number: int = -1) -> None:
         """Kill a worker (by default the newest) with its executors and all their processes, like a power failure."""

@@ -183,6 +183,12 @@ class StartTimeout(TritiumError, TimeoutError):
     available: int | None = None
 
 
+class MaxRuntimeReached(TritiumError, TimeoutError):
+    """The run has reached `max_runtime`; the same call with its `run_dir` continues. `limit`: seconds."""
+
+    limit: float | None = None
+
+
 class DataError(TritiumError, ValueError):
     """An error found only when the data was read. `column`: in which it is."""
 

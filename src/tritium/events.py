@@ -470,7 +470,7 @@ class GangFailed(FailureFacts, Event, kind="failed"):
 
 @dataclass(frozen=True, kw_only=True)
 class GangRegrouped(FailureFacts, Event, kind="regroup"):
-    """The gang has saved its state, and is started again with more ranks."""
+    """The gang has saved its state, and is started again elsewhere or with more ranks; `text` is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from clusters import Workers
 from tritium.ml import TorchEstimator
 from tritium.ml.callbacks import Callback, TrainState
 from tritium.spark.cluster.base import Cluster
+
+QUIET = {"progress": False, "output": "none"}
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["breakable"], indirect=True)]
 
@@ -212,6 +216,88 @@ def test_an_executor_that_is_killed_costs_a_retry_and_nothing_else(two_workers: 
     assert training.error is None
     assert [entry["rows"] for entry in training.result.history] == [160] * 3
     assert two_workers.range(10).count() == 10
+
+
+def test_a_host_that_is_taken_away_with_notice_costs_no_step(two_workers: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    training = fit(
+        rows(two_workers),
+        ranks=2,
+        epochs=40,
+        checkpoint_every="1h",
+        callbacks=[Slow(tmp_path)],
+        run_dir=str(run),
+        retries=0,
+    )
+    clusters.wait((tmp_path / "step-20").exists, "step 20 was taken")
+    with taken_away(two_workers):
+        training.join(200)
+    assert training.error is None
+    assert [entry["rows"] for entry in training.result.history] == [160] * 40
+    taken = [int(line) for line in (tmp_path / "steps").read_text().split()]
+    assert taken == list(range(1, 401))  # no step twice, and none left out
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TRITIUM_FAULT_ROUNDS", "2"))))
+def test_a_function_that_saves_goes_on_with_what_there_is(seed: int, two_workers: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    size, moment = (2, (1, 2))[seed % 2], random.Random(seed).randint(1, 195)
+    training = Running(lambda: tr.launch(counting, ranks=size, args=(str(tmp_path),), run_dir=str(run), **QUIET))
+    training.start()
+    clusters.wait((tmp_path / f"step-{moment}").exists, f"step {moment} was taken")
+    with taken_away(two_workers, replaced=size == 2):
+        training.join(200)
+    assert training.error is None
+    sizes, announced = zip(*training.result, strict=True)
+    if moment < 150:  # The last steps may be over before the ranks have agreed.
+        assert set(sizes) == {2 if size == 2 else 1}
+        assert not any(announced)
+    taken = [int(line) for line in (tmp_path / "steps").read_text().split()]
+    assert taken == list(range(1, 201))
+
+
+@contextlib.contextmanager
+def taken_away(spark: Any, *, replaced: bool = True) -> Iterator[None]:
+    """Announce that a worker's host goes, `replaced` by another, and within the block let Spark end its executors."""
+    executor = psutil.Process(Workers.here.processes[-1].pid).children()[0]
+    Workers.here.take_away()
+    if replaced:
+        Workers.here.start()
+    yield
+    executor.wait(60)  # Spark ends it when the last of its tasks has ended.
+    Workers.here.kill(-2 if replaced else -1)
+
+
+class Slow(Callback):
+    """A callback that takes long over a step, and writes down its number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_step_end(self, state: TrainState) -> None:
+        time.sleep(0.05)
+        if state.rank == 0:
+            write_down(self.folder, state.step)
+
+
+def write_down(folder: Path, step: int) -> None:
+    """Append the number of a step that rank 0 has taken, for the test that waits for it."""
+    with (folder / "steps").open("a") as file:
+        file.write(f"{step}\n")
+    (folder / f"step-{step}").touch()
+
+
+def counting(folder: str) -> tuple[int, bool]:
+    """Count to 200, saved as rarely as it gets; return the world's size, and whether its end was announced."""
+    world = tr.world()
+    loaded = world.checkpoint.load()
+    for step in range(1 if loaded is None else loaded.step + 1, 201):
+        world.barrier()
+        time.sleep(0.05)
+        if world.rank == 0:
+            write_down(Path(folder), step)
+        world.checkpoint.save({"step": step}, step, every="1h")
+    return world.size, world.preempted is not None
 
 
 def events(run: Path) -> list[str]:

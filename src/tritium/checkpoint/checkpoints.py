@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from tritium.checkpoint.control import Control, Regroup
 from tritium.checkpoint.format import REPLICATED, Checkpoint, Damaged, Loaded, own
@@ -47,7 +47,10 @@ class Checkpoints:
         self._rank, self._size, self._host, self._run_id = rank, size, host, run_id
         self._store = Store(control.run_dir, control.progress.touch)
         self._state, self._own = Snapshot(), Snapshot()
-        self._clock = Clock(lambda value: control.all_gather_async("checkpoint.save", value, f"{TAG} clock"))
+        self._clock = Clock(
+            lambda value: control.all_gather_async("checkpoint.save", value, f"{TAG} clock"),
+            lambda: control.notice is not None,
+        )
         self._last = 0
         """The step that was saved or loaded last."""
         self._reached = False
@@ -67,6 +70,10 @@ class Checkpoints:
 
         Copies the tensors and returns; they are written in the background. With `shuffle="stream"`, first waits until
         the rows of this rank's shards are known to be complete.
+
+        With `every=`, it is to be called at every step. It then also saves within about two seconds and two steps after
+        the end of this gang was announced (see `World.preempted`), waits until that is written, and does not return:
+        the gang is started again from there, or the launch ends with MaxRuntimeReached.
 
         Args:
             state: a dict that is the same on every rank; rank 0 writes it. Tensors, NumPy arrays, numbers, strings,
@@ -90,9 +97,9 @@ class Checkpoints:
         self._reach()
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
-        if seconds is not None:
-            due = self._clock.due(seconds)
-        else:
+        due = every is not None and self._clock.due(math.inf if seconds is None else seconds)
+        over = due and self._clock.noticed
+        if seconds is None and not due:
             due = steps is None or step // steps > self._last // steps
             if due:
                 self._clock.reset()
@@ -113,6 +120,9 @@ class Checkpoints:
         arguments = (step, keep, mine is not None, began)
         self._thread = threading.Thread(target=self._work, args=arguments, name="tritium-checkpoint", daemon=True)
         self._thread.start()
+        if over:
+            self.wait()
+            raise Regroup
         return True
 
     def load(self) -> Loaded | None:
@@ -156,9 +166,13 @@ class Checkpoints:
             return
         self.wait()
         if any(self._exchange("checkpoint.regroup", self._control.could_be_more)):
-            self.save(state, step, own=own, keep=keep)
-            self.wait()
-            raise Regroup
+            self.restart(state, step, own=own, keep=keep)
+
+    def restart(self, state: State, step: int, *, own: Any = None, keep: int = 2) -> NoReturn:
+        """Save, and end this gang, to be started again from there. Every rank calls it; arguments as of `save`."""
+        self.save(state, step, own=own, keep=keep)
+        self.wait()
+        raise Regroup
 
     def wait(self) -> None:
         """Wait for the save that is in flight, and raise its error, if any."""
@@ -278,7 +292,7 @@ class Checkpoints:
 
 
 class Clock:
-    """Decides whether a save by time is due, the same on all ranks, without waiting at every step.
+    """Decides whether a save by time, or before the gang's end, is due, the same on all ranks, without waiting.
 
     At some call every rank begins an all-gather of its clock, and reads the result a number of calls later, when it has
     long arrived. That number and the decision depend only on the gathered values, so they are the same on every rank;
@@ -286,10 +300,16 @@ class Clock:
     """
 
     def __init__(
-        self, all_gather: Callable[[bytes], Callable[[], list[bytes]]], now: Callable[[], float] = time.monotonic
+        self,
+        all_gather: Callable[[bytes], Callable[[], list[bytes]]],
+        has_notice: Callable[[], bool] = lambda: False,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._all_gather = all_gather
+        self._has_notice = has_notice
         self._now = now
+        self.noticed = False
+        """Whether the last save was due because some rank knows that the gang ends."""
         self._saved = self._sent = now()
         self._answers: Callable[[], list[bytes]] | None = None
         self._calls = 0
@@ -305,7 +325,10 @@ class Clock:
         self._stale = True
 
     def due(self, seconds: float) -> bool:
-        """Tell whether a save is due. Must be called once a step, on every rank."""
+        """Tell whether a save is due: after `seconds`, or as the end of the gang was announced.
+
+        Must be called once a step, on every rank.
+        """
         now = self._now()
         self._calls += 1
         if self._answers is not None and self._calls < self._ahead:
@@ -314,13 +337,14 @@ class Clock:
         if self._answers is not None:
             clocks = [json.loads(answer) for answer in self._answers()]
             pace, every = max(s["pace"] for s in clocks), clocks[0]["every"]
-            due = not self._stale and clocks[0]["elapsed"] + self._ahead * pace >= every
+            self.noticed = any(s["notice"] for s in clocks)
+            due = self.noticed or (not self._stale and clocks[0]["elapsed"] + self._ahead * pace >= every)
             wanted = min(_LOOK_SECONDS, every / 4) / pace if pace > 0 else 1.0
             ahead = int(max(1, min(wanted, 2 * self._ahead, _MOST_CALLS)))
         if due:
             self._saved = now
         pace = 0.0 if self._answers is None else (now - self._sent) / self._calls
-        value = {"elapsed": now - self._saved, "pace": pace, "every": seconds}
+        value = {"elapsed": now - self._saved, "pace": pace, "every": seconds, "notice": self._has_notice()}
         self._answers = self._all_gather(json.dumps(value).encode())
         self._sent, self._calls, self._ahead, self._stale = now, 0, ahead, False
         return due

@@ -10,7 +10,7 @@ from tritium.events import Event
 
 
 class Regroup(BaseException):
-    """Ends a gang that is started again with more ranks. A BaseException, so that functions don't catch it."""
+    """Ends a gang that is started again elsewhere or larger. A BaseException, so that functions don't catch it."""
 
 
 class ShowsProgress(Protocol):
@@ -31,6 +31,10 @@ class Control(Protocol):
     """Whether the gang has fewer than `gang.most` ranks."""
     could_be_more: bool
     """Whether there are slots for more ranks now."""
+
+    @property
+    def notice(self) -> float | None:
+        """The monotonic time at which this gang is over, once that was announced; None before."""
 
     def all_gather(self, operation: str, value: bytes, tag: str = ...) -> list[bytes]: ...
     def all_gather_async(self, operation: str, value: bytes, tag: str = ...) -> Callable[[], list[bytes]]: ...

@@ -57,7 +57,7 @@ class Failure(FailureFacts):
         "lost": its supervisor is gone. "orphaned": its supervisor's parent is gone, as `text` says.
         "stalled": it makes no progress; `text` is the report.
         "returned": its function has returned, and another rank waited for it in vain; `text` is the report.
-        "regroup": no failure; the gang has saved its state, to be started again with more ranks.
+        "regroup": no failure; the gang has saved its state, to be started again elsewhere or with more ranks.
 
     stacks : rank → text; too large for `fields`.
     Other fields are those of FailureFacts.
@@ -151,7 +151,7 @@ class Failure(FailureFacts):
             )
             return f"{who} (pid {self.pid}) left{how}"
         if self.how == "regroup":
-            return "the gang starts again with more ranks"
+            return f"the gang has saved its state, and ends: {self.text}"
         if self.how in ("lost", "orphaned"):
             text = clip(self.text, HEADLINE_BYTES) or "the connection to its supervisor broke"
             return f"{who} was lost: {text}"
@@ -179,7 +179,7 @@ class Failure(FailureFacts):
     def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """Return the exception for the driver: Tritium's own as it was, any other as the cause of RankFailed."""
         if self.how == "regroup":
-            return Regroup("slots have come back")
+            return Regroup(self.text)
         cause = self.cause()
         if isinstance(cause, TritiumError) and self.how == "error":
             here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}

@@ -39,6 +39,9 @@ class GangKeywords(TypedDict, total=False):
     """Seconds for which a gang that could start with fewer ranks, `ranks=(least, most)`, waits for replacements of
     lost executors, and any gang whose session has lost some since its last launch. One that is formed again and has
     too few slots waits for `start_timeout`. None: 60 on Kubernetes, 30 on YARN, elsewhere 15."""
+    max_runtime: float | None
+    """Seconds after which the run ends itself, its retries included: the ranks save a checkpoint (see
+    `World.preempted`), and the launch raises MaxRuntimeReached. None: it may take any time."""
     stall_timeout: float
     """Seconds without progress after which a rank is considered hung."""
     on_stall: OnStall

@@ -11,6 +11,8 @@ from tritium.wire import MAX_BLOB, clip
 
 TEXT_BYTES = 1 << 16
 """The limit of a text that a rank sends to the driver."""
+GRACE_SECONDS = 30.0
+"""Ranks have as long, as with torchrun, after a signal, or after their gang's time is over."""
 LINE_BYTES = 1 << 12
 """The limit of a line of output that is sent with a failure."""
 

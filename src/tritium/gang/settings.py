@@ -139,6 +139,11 @@ class Gang:
         "lost executors, and any gang whose session has lost some since its last launch. One that is formed again and "
         "has too few slots waits for `start_timeout`. None: 60 on Kubernetes, 30 on YARN, elsewhere 15.",
     )
+    max_runtime: float | None = _field(
+        None,
+        "Seconds after which the run ends itself, its retries included: the ranks save a checkpoint (see "
+        "`World.preempted`), and the launch raises MaxRuntimeReached. None: it may take any time.",
+    )
     stall_timeout: float = _field(
         600.0,
         "Seconds without progress after which a rank is considered hung.",
@@ -224,9 +229,9 @@ class Gang:
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
         if self.on == "here" and self.trace:
             yield 'trace=True hooks into torch, which on="here" would leave in this process; on="driver" can be traced.'
-        for name in ("start_timeout", "stall_timeout", "replacement_timeout"):
+        for name in ("start_timeout", "stall_timeout", "replacement_timeout", "max_runtime"):
             value = getattr(self, name)
-            if value is None and name == "replacement_timeout":
+            if value is None and name in ("replacement_timeout", "max_runtime"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 yield f"{name}={value!r} must be a number of seconds above 0."

@@ -87,8 +87,8 @@ def entry_of(event: Event, run_dir: str, told: Teller) -> EventLine | None:
         case GangRetried(number=number, of=most, start=start, reason=reason):
             place = "the beginning" if start is None else f"the checkpoint of step {start}"
             return EventLine(f"retry {number} of {most}, from {place}", reason, "warn")
-        case GangRegrouped():
-            return EventLine("the gang has saved its state, and starts again with more ranks", level="warn")
+        case GangRegrouped(text=reason):
+            return EventLine(f"the gang has saved its state, and ends: {reason}", level="warn")
         case NonFatalError():
             return EventLine(event.headline(), event.traceback, "warn")
         case ConnectionRefused(reason=reason):

@@ -26,7 +26,7 @@ from tritium.checkpoint.checkpoints import Clock
 from tritium.checkpoint.format import MANIFEST, own
 from tritium.checkpoint.state import Snapshot, outline, unpack
 from tritium.checkpoint.store import Store
-from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
+from tritium.errors import BadSetting, CheckpointFailed, MaxRuntimeReached, RankFailed, TritiumError
 from tritium.model.engines import registry
 from tritium.model.engines.torch_leaf import TorchTensor
 
@@ -411,20 +411,7 @@ class TestClock:
     @settings(max_examples=60)
     def test_ranks_agree_and_the_interval_is_kept(self, size: int, every: float, step: float, seed: int) -> None:
         """Clocks of several ranks, each a little off, driven in lockstep, as a collective in each step would."""
-        time, chance = [0.0], random.Random(seed)
-        meetings: dict[int, dict[int, bytes]] = {}
-
-        def poster(rank: int) -> Callable[[bytes], Callable[[], list[bytes]]]:
-            count = [0]
-
-            def post(value: bytes) -> Callable[[], list[bytes]]:
-                gather = meetings.setdefault(count[0], {})
-                gather[rank] = value
-                count[0] += 1
-                return lambda: [gather[r] for r in range(size)]
-
-            return post
-
+        time, chance, poster = [0.0], random.Random(seed), posters(size)
         clocks = [Clock(poster(rank), now=lambda rank=rank: time[0] * (1 + rank * 1e-3) + rank) for rank in range(size)]
         saved, calls = [0.0], int(10 * every / step)
         for _ in range(calls):
@@ -437,6 +424,50 @@ class TestClock:
         early, late = 3 * step, min(1.0, every / 4) * 1.25 + 3 * step
         assert all(0.95 * every - early <= wait <= 1.05 * every + late for wait in waits), (every, step, waits)
         assert len(waits) >= 3
+
+    @given(
+        size=st.integers(1, 3),
+        every=st.sampled_from([5.0, math.inf]),
+        step=st.floats(0.001, 2.0),
+        after=st.floats(0.0, 30.0),
+        seed=seeds,
+    )
+    @settings(max_examples=60)
+    def test_ranks_agree_soon_that_their_gang_ends(
+        self, size: int, every: float, step: float, after: float, seed: int
+    ) -> None:
+        """The announcement reaches each rank at another time, some of them perhaps never."""
+        time, chance, poster = [0.0], random.Random(seed), posters(size)
+        reaches = [after + chance.choice([0.0, 0.5, 0.5, 100.0]) for _ in range(size)]
+        reaches[chance.randrange(size)] = after
+        clocks = [
+            Clock(poster(rank), lambda rank=rank: time[0] >= reaches[rank], lambda: time[0]) for rank in range(size)
+        ]
+        for _ in range(int((after + 10.0 + 10 * step) / step)):
+            time[0] += step * chance.uniform(0.9, 1.1)
+            decisions = {clock.due(every) and clock.noticed for clock in clocks}
+            assert len(decisions) == 1, "ranks disagree"
+            if decisions.pop():
+                break
+        assert after <= time[0] <= after + 2.5 + 4 * step, (after, time[0], step)
+
+
+def posters(size: int) -> Callable[[int], Callable[[bytes], Callable[[], list[bytes]]]]:
+    """Return a function that makes the all-gather of each rank."""
+    meetings: dict[int, dict[int, bytes]] = {}
+
+    def poster(rank: int) -> Callable[[bytes], Callable[[], list[bytes]]]:
+        count = [0]
+
+        def post(value: bytes) -> Callable[[], list[bytes]]:
+            gather = meetings.setdefault(count[0], {})
+            gather[rank] = value
+            count[0] += 1
+            return lambda: [gather[r] for r in range(size)]
+
+        return post
+
+    return poster
 
 
 def launch(fn: Callable[..., Any], run_dir: Path | str | None, ranks: int = 2, **more: Any) -> list[Any]:
@@ -560,6 +591,47 @@ class TestInAGang:
         (one, seconds), (two, _) = launch(train, tmp_path)
         assert one == two
         assert 2 <= len(one) <= seconds / 0.2 + 1
+
+    @pytest.mark.processes
+    @pytest.mark.parametrize(("ranks", "on"), [(2, "driver"), (1, "here")])
+    @pytest.mark.parametrize("every", [10_000, "1h"])
+    def test_at_max_runtime_it_is_saved_and_continued(self, ranks: int, on: str, every: Any, tmp_path: Path) -> None:
+        def train() -> int:
+            import time
+
+            world = tr.world()
+            loaded = world.checkpoint.load()
+            if loaded is not None:
+                return loaded.step
+            assert world.preempted is None
+            for step in range(1_000_000):
+                world.barrier()
+                time.sleep(0.01)
+                world.checkpoint.save({"step": step}, step, every=every)
+            return -1
+
+        with pytest.raises(MaxRuntimeReached, match=r"max_runtime=1\.5 s(.|\n)*Newest checkpoint: step") as caught:
+            launch(train, tmp_path, ranks, on=on, max_runtime=1.5)
+        assert caught.value.limit == 1.5
+        (saved,) = events(tmp_path, "checkpoint")
+        assert launch(train, tmp_path, ranks, on=on, max_runtime=60) == [saved["step"]] * ranks
+
+    @pytest.mark.processes
+    def test_a_function_that_saves_nothing_is_ended_after_max_runtime(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def train() -> None:
+            import time
+
+            while (left := tr.world().preempted) is None:
+                time.sleep(0.05)
+            tr.world().note(f"{left:.0f} seconds are left")
+            time.sleep(600)
+
+        monkeypatch.setattr("tritium.gang.driver.outcome.GRACE_SECONDS", 3.0)
+        with pytest.raises(MaxRuntimeReached, match="max_runtime=1 s"):
+            launch(train, tmp_path, max_runtime=1)
+        assert {event["text"] for event in events(tmp_path, "note")} >= {"3 seconds are left"}
 
     @pytest.mark.processes
     def test_a_function_gives_the_state_only_when_a_save_is_due(self, tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ class Coordinator:
         self.formed = False
         self.finished = False
         self.failure: Failure | None = None
+        self.notice = ""
+        """Why this gang is to end, once that was announced to its ranks by a "notice"."""
         self.members: dict[int, Member] = {}
         self.result_bytes = 0
         self.observer = observer
@@ -164,7 +166,7 @@ class Coordinator:
         self._server.call(self._server.refuse_reconnects)
 
     def tell_all(self, kind: str, **fields: Any) -> None:
-        """Send every supervisor "more" (there are slots for a larger gang), or a "signal" for its rank."""
+        """Send every supervisor "more" (there are slots for a larger gang), a "notice", or a "signal" for its rank."""
         self._server.call(lambda: self.broadcast(kind, **fields))
 
     def missing(self) -> list[int]:

@@ -20,6 +20,7 @@ class FirstFailure:
         self._gang = gang
         self._returned = returned
         self._doubtful: list[Failure] = []
+        self._regrouped: set[int] = set()
 
     def on_failed(self, member: Member, message: Message) -> None:
         """End the gang with a rank's failure, or hold it back for CAUSE_SECONDS."""
@@ -32,8 +33,15 @@ class FirstFailure:
         self._doubtful.append(failure)
 
     def on_regroup(self, member: Member, message: Message) -> None:
-        """End the gang, to be started again with more ranks, as the ranks have agreed."""
-        self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
+        """End the gang, to be started again elsewhere or with more ranks, when every rank has asked for it.
+
+        Rank 0 asks after it has told of the checkpoint, and must not be ended before.
+        """
+        self._regrouped.add(member.number)
+        if len(self._regrouped) < self._gang.size:
+            return
+        text = self._gang.notice or "there are slots for more ranks"
+        self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid, text=text))
 
     def _decide(self) -> None:
         """End the gang with the least doubtful failure that was held back, or its explanation, as no death came.

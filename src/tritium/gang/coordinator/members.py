@@ -31,6 +31,8 @@ class Member:
     listed: Mapping[str, str] = field(default_factory=dict)
     """Address → UUID of all GPUs that it can see."""
     executor: str = ""
+    spark_executor: str = ""
+    """Spark's id of its executor; "" where that is not known."""
     ready: bool = False
     finished: bool = False
     rank: int | None = None
@@ -55,6 +57,7 @@ class Member:
             pid=int(fields["pid"]),
             gpus=tuple(map(str, fields["gpus"])),
             executor=str(fields.get("executor", "")),
+            spark_executor=str(fields.get("spark_executor", "")),
         )
 
     @property
@@ -130,6 +133,7 @@ class GangState(Protocol):
     formed: bool
     finished: bool
     failure: Failure | None
+    notice: str
 
     def broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None: ...
     def after(self, seconds: float, call: Callable[[], None]) -> None: ...

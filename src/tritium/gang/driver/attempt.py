@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +43,8 @@ class Attempt:
     """The world size of this attempt. The launcher may change it within `gang.least` and `gang.most`."""
     number: int = 0
     """The number of this attempt, from 0."""
+    deadline: float = math.inf
+    """The monotonic time at which `max_runtime` has passed; all attempts share it."""
     tensors: bool = False
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     kept: dict[int, Exchange] = field(default_factory=dict)

@@ -10,6 +10,7 @@ import functools
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from tritium.errors import BadSetting
 from tritium.events import Event, GangFormed, RankEnded, made
 from tritium.gang.driver.attempt import Attempt, prepared
 from tritium.gang.driver.rank_environment import surrounded
+from tritium.gang.limits import GRACE_SECONDS
 from tritium.gang.rank.peers import Device, Peer
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints, wait_for_checkpoints
@@ -61,7 +63,7 @@ class InProcess:
             attempt.cancellation.check()
         with ExitStack() as stack:
             stack.callback(_one_at_a_time.release)
-            control = HereControl(attempt.recorder, _shards(attempt, stack))
+            control = HereControl(attempt.recorder, _shards(attempt, stack), attempt.deadline)
             device = "cuda:0" if attempt.gang.gpus else "cpu"
             me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid(), self._devices)
             world = World(0, 1, 0, 1, me.host, device, (me,), attempt.run_id, control)
@@ -170,11 +172,17 @@ class HereControl:
     elastic = could_be_more = False
     store_limit: int | None = None
 
-    def __init__(self, recorder: Recorder, shards: Mapping[str, Shard]) -> None:
+    def __init__(self, recorder: Recorder, shards: Mapping[str, Shard], deadline: float) -> None:
         self.run_dir = recorder.run_dir
+        self._deadline = deadline
         self._recorder = recorder
         self._shards = shards
         self.progress = ProgressWriter()
+
+    @property
+    def notice(self) -> float | None:
+        """As of `checkpoint.control.Control`: this gang is announced its end when `max_runtime` has passed."""
+        return self._deadline + GRACE_SECONDS if time.monotonic() > self._deadline else None
 
     def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
         """Return `value`: there is no other rank."""

@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tritium.errors import TritiumError
+from tritium.gang.limits import GRACE_SECONDS
 from tritium.gang.program import ENDING, Program
 from tritium.gang.settings import ENTRY_POINTS
 
@@ -26,8 +27,6 @@ _LAUNCHERS = {
     "driver": ("tritium.gang.driver.local_processes", "LocalProcesses"),
     "here": ("tritium.gang.driver.in_process", "InProcess"),
 }
-
-GRACE_SECONDS = 30.0  # Ranks have as long after a signal with torchrun.
 
 
 class Launcher(Protocol):

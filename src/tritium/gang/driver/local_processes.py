@@ -6,6 +6,7 @@ pandas and Arrow tables are dealt to the ranks here.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,10 @@ class SupervisorThreads:
     def slots(self) -> int:
         """Return 0: this machine has no slots, so a gang here never grows."""
         return 0
+
+    def leaving(self, executors: set[str]) -> tuple[set[str], float]:
+        """Return none: there are no executors."""
+        return set(), math.inf
 
     restarts = False
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tritium.errors import IncompleteShard, JobFailed, Stalled, StartTimeout, TritiumError
+from tritium.errors import IncompleteShard, JobFailed, MaxRuntimeReached, Stalled, StartTimeout, TritiumError
 from tritium.events import GangStalled, Waiting
+from tritium.gang.limits import GRACE_SECONDS
 from tritium.gang.supervisor.process_stats import STATES
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ SIGNAL_SECONDS = 1.0
 """The longest time that a signal goes unnoticed which came just before the main thread began to wait."""
 LEAVE_SECONDS = 1.0
 """The limit for supervisors to end by themselves before the Spark job is cancelled."""
+MAX_RUNTIME = "max_runtime has passed"
 WHY_SECONDS = 3.0
 """The limit for Spark to report why a supervisor was lost."""
 
@@ -46,6 +49,7 @@ class Tasks(Protocol):
 
     def computing(self, ranks: int) -> bool: ...
     def slots(self) -> int: ...
+    def leaving(self, executors: set[str]) -> tuple[set[str], float]: ...
     def source_stall(self, limit: float) -> SourceStall | None: ...
     def cancel(self, reason: str) -> None: ...
     def join(self, seconds: float = ...) -> None: ...
@@ -182,6 +186,8 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
             )
         attempt.cancellation.check()
         attempt.recorder.ranks(ranks_now(coordinator))
+        if not over:
+            announce_end(coordinator, attempt, tasks)
         if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
             most = min(slots, attempt.gang.most)
             attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
@@ -226,6 +232,41 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         raise error
     if tasks.problem is not None:
         raise tasks.problem
+
+
+def announce_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
+    """Announce to the ranks, once, that Spark decommissions an executor of theirs, or that `max_runtime` has passed.
+
+    Raises MaxRuntimeReached GRACE_SECONDS after that, where the function has not ended or saved a checkpoint.
+    """
+    late = time.monotonic() - attempt.deadline
+    if late > GRACE_SECONDS:
+        raise out_of_time(attempt)
+    if late > 0 and coordinator.notice != MAX_RUNTIME:
+        attempt.recorder.note(f"{MAX_RUNTIME}: the ranks save a checkpoint, and end")
+        announce(coordinator, MAX_RUNTIME, GRACE_SECONDS)
+    if coordinator.notice:
+        return
+    members = {m.spark_executor: m for m in list(coordinator.members.values()) if m.spark_executor}
+    leaving, seconds = tasks.leaving(set(members))
+    if leaving:
+        where = ", ".join(f"executor {executor} on {members[executor].host}" for executor in sorted(leaving))
+        reason = f"Spark decommissions {where}"
+        left = "" if math.isinf(seconds) else f" within {seconds:g} s"
+        attempt.recorder.note(f"{reason}: the ranks save a checkpoint{left}, and start again elsewhere")
+        announce(coordinator, reason, seconds)
+
+
+def announce(coordinator: Coordinator, reason: str, seconds: float) -> None:
+    """Announce to every rank that its gang ends in so many seconds: `World.preempted`."""
+    coordinator.notice = reason
+    coordinator.tell_all("notice", seconds=seconds)
+
+
+def out_of_time(attempt: Attempt) -> MaxRuntimeReached:
+    """Return the error for a run that has reached `max_runtime`."""
+    limit = attempt.gang.max_runtime
+    return MaxRuntimeReached(f"The run was ended after max_runtime={limit:g} s.", limit=limit)
 
 
 def is_cancelled(problem: BaseException) -> bool:

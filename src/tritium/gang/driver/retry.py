@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritium.checkpoint.control import Regroup
-from tritium.errors import BadRow, DataChanged, IncompleteShard, JobFailed, RankFailed, SetupError, TritiumError, masked
+from tritium.errors import (
+    BadRow,
+    DataChanged,
+    IncompleteShard,
+    JobFailed,
+    MaxRuntimeReached,
+    RankFailed,
+    SetupError,
+    TritiumError,
+    masked,
+)
 from tritium.events import GangRetried
+from tritium.gang.driver.outcome import out_of_time
 from tritium.gang.killed import from_outside
 
 if TYPE_CHECKING:
@@ -24,7 +36,7 @@ KILLS = 3
 def run_with_retries(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list[Any]:
     """Return `run(attempt)`; after a loss, run again as often as the gang's `retries` allow.
 
-    A Regroup (the gang can grow) starts it again without counting as a retry.
+    A Regroup (a host is taken away, or the gang can grow) starts it again without counting as a retry.
     """
     losses: list[TritiumError] = []
     attempts = itertools.count()
@@ -32,6 +44,10 @@ def run_with_retries(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> l
         try:
             return run(replace(attempt, number=next(attempts)))
         except Regroup:
+            if time.monotonic() > attempt.deadline:
+                error = out_of_time(attempt)
+                finish(error, attempt.recorder)
+                raise error from None
             continue
         except TritiumError as error:
             losses.append(error)
@@ -97,7 +113,7 @@ def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -
     if isinstance(error, SetupError) and not tried and recorder.newest is None:
         return
     places = []
-    if tried or isinstance(error, (RankFailed, JobFailed, IncompleteShard)):
+    if tried or isinstance(error, (RankFailed, JobFailed, IncompleteShard, MaxRuntimeReached)):
         places += [f"Logs and events of the whole run: {recorder.run_dir}"]
     if recorder.newest is not None:
         step, path = recorder.newest

@@ -174,6 +174,8 @@ class Run:
 
     def _attempts(self) -> list[Any]:
         attempt = self._attempt
+        if attempt.gang.max_runtime is not None:
+            attempt.deadline = time.monotonic() + attempt.gang.max_runtime
         try:
             results = run_with_retries(attempt, attempted)
             attempt.recorder.wait_for_uploads(attempt.cancellation.check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from tritium.gang.coordinator.on_executor import failure_in
 from tritium.gang.order import Order
 from tritium.gang.supervisor.results import SPARK_SCHEMA
 from tritium.spark.cluster.base import Cluster
+from tritium.spark.cluster.leaving import leaving
 from tritium.spark.errors import caused, python_error, text_of, translate
 from tritium.spark.inside.batch_bytes import leave_out_check
 from tritium.spark.job import TaggedJob
@@ -151,6 +153,10 @@ class SparkJob(TaggedJob[pa.Table]):
     def slots(self) -> int:
         """Count the ranks that the slots of this run and the free ones suffice for; 0 where that is not known."""
         return safely(lambda: self._attempt.slots.room(lambda: self._cluster.slots(self._attempt.gang) or 0), 0)
+
+    def leaving(self, executors: set[str]) -> tuple[set[str], float]:
+        """Return those of these executors that Spark is decommissioning, and the seconds that they have."""
+        return safely(lambda: leaving(self._cluster, executors), (set[str](), math.inf))
 
     def cancel(self, reason: str) -> None:
         """Cancel this job alone. `reason` is shown in Spark's UI and log."""

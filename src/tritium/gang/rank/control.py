@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ class RankControl:
         self.run_dir = ""  # Sent with the job: on the command line `ps` would show keys in a URL.
         self.elastic = elastic
         self.could_be_more = False
+        self.notice: float | None = None
         self.store_limit: int | None = None
         self._channel = channel
         self.progress = progress or ProgressWriter()
@@ -100,6 +102,8 @@ class RankControl:
             self._feed(message["name"]).publish(Watermark(message["rows"], ended, self.assignment["size"]))
         elif message.kind == "more":
             self.could_be_more = True
+        elif message.kind == "notice":
+            self.notice = time.monotonic() + message["seconds"]
         elif message.kind == "fingerprint":
             for name, table in json.loads(message.blob).items():
                 self._feed(name).fingerprint = table

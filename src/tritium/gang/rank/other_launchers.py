@@ -47,6 +47,7 @@ class Elsewhere:
     run_dir = ""
     elastic = could_be_more = False
     store_limit: int | None = None
+    notice: float | None = None
 
     def __init__(self, launcher: str, size: int) -> None:
         self.launcher = launcher

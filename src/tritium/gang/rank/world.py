@@ -7,6 +7,7 @@ import pickle
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,17 @@ class World:
         from tritium.checkpoint.checkpoints import Checkpoints
 
         return Checkpoints(self._control, rank=self.rank, size=self.size, host=self.host, run_id=self.run_id)
+
+    @property
+    def preempted(self) -> float | None:
+        """The seconds that are left to this gang, once its end was announced; None before.
+
+        Spark announces it for an executor that it decommissions (`spark.decommission.enabled`), and Tritium when
+        `max_runtime` has passed. It is `math.inf` where the cluster names no limit, and 0 when the time is over. A
+        function that calls `world.checkpoint.save(…, every=…)` at every step need not look: see there.
+        """
+        notice = self._control.notice
+        return None if notice is None else max(0.0, notice - time.monotonic())
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier()`. Takes milliseconds, and needs no framework."""

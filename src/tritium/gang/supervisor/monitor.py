@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -50,7 +49,7 @@ class Monitor:
         self._lapse = process_stats.Lapse(now)
         self._progress, self._arrived = process_stats.Still(now), process_stats.Still(now)
         self._watch_pid(now)
-        source = _source()
+        source = process_stats.jvm_above()
         self._source = process_stats.Busy(source, now, whole=False) if source else None
         self._logs = _Logs(now)
 
@@ -139,21 +138,6 @@ class _Logs:
             self._longest = max(self._longest, now - self._since)
             self._count, self._since = logged, now
         return _INTERVALS_ALLOWED * self._longest if logged >= _STEPS_TO_KNOW_INTERVAL else None
-
-
-def _source() -> int | None:
-    """Return the pid of the JVM above this process, which computes the rows, or None (Linux)."""
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/stat", errors="replace") as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
-        except OSError:
-            return None
-        if name == "java":
-            return pid
-        pid = int(rest.split()[1])
-    return None
 
 
 def _why_no_answer(state: str) -> str:

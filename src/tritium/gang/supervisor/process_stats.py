@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
+_EXECUTOR_ID = "--executor-id"
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _IDLE_SECONDS = 0.1
 """A process that used no more CPU time between two looks counts as idle."""
@@ -125,3 +126,28 @@ def _children(pid: int) -> Iterator[int]:
         except OSError:  # The thread has ended, or the kernel lacks this file.
             continue
         yield from map(int, text.split())
+
+
+def jvm_above() -> int | None:
+    """Return the pid of the JVM above this process: that of the executor, which computes the rows; or None (Linux)."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+        except OSError:
+            return None
+        if name == "java":
+            return pid
+        pid = int(rest.split()[1])
+    return None
+
+
+def spark_executor() -> str:
+    """Return Spark's id of the executor above this process, by its command line; "" where there is none (Linux)."""
+    try:
+        with open(f"/proc/{jvm_above()}/cmdline", errors="replace") as file:
+            words = file.read().split("\0")
+    except OSError:
+        return ""
+    return words[words.index(_EXECUTOR_ID) + 1] if _EXECUTOR_ID in words[:-1] else ""

@@ -27,6 +27,7 @@ from tritium.gang.supervisor.gpus import Listing, executor
 from tritium.gang.supervisor.monitor import Monitor
 from tritium.gang.supervisor.output import RankOutput
 from tritium.gang.supervisor.pmi import Pmi
+from tritium.gang.supervisor.process_stats import spark_executor
 from tritium.gang.supervisor.relay import Relay
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.spooler import Spooler
@@ -134,6 +135,7 @@ class Supervisor:
             pid=os.getpid(),
             gpus=list(self.gpus),
             executor=executor(),
+            spark_executor=spark_executor(),
         )
 
     def _open_spools(self) -> None:

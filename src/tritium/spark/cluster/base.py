@@ -77,6 +77,8 @@ class Cluster:
     """How long replacements of lost executors are waited for, where the gang's `replacement_timeout` is None."""
     default_cores: ClassVar[str] = "0"
     """The cores of an executor where `spark.executor.cores` is not set; 0: all of its worker."""
+    leaving_limit: ClassVar[tuple[str, str]] = ("spark.executor.decommission.forceKillTimeout", "0")
+    """The setting, and its default, that limits how long a decommissioned executor runs on; 0: no limit."""
     more_slots: ClassVar[str] = "spark.executor.instances, spark.executor.cores"
     """The settings by which an application has more slots."""
     why_lost: ClassVar[str] = WHY_LOST

@@ -19,6 +19,7 @@ class Kubernetes(Cluster):
     """A Kubernetes cluster, where an executor is a pod, of one core by default."""
 
     default_cores = "1"
+    leaving_limit = ("spark.kubernetes.executor.terminationGracePeriodSeconds", "30s")
     why_lost = rf"{Cluster.why_lost}|OOMKilled|The API gave the following (?:brief reason|message): (?!N/A|null)"
     replacement_seconds = 60.0  # Spark asks for another pod after 15 s, and a node may have to fetch its image.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tritium.spark.inside import Inside
@@ -34,6 +35,16 @@ def slots(session: Session, profile: Any) -> int:
 def executors(session: Session) -> int:
     """Count the executors that tasks can be given to, as `slots` does; their block managers register later."""
     return int(session.context.getExecutorIds().size())
+
+
+def leaving(session: Session, executors: Iterable[str]) -> set[str]:
+    """Return those of these executors that Spark is decommissioning."""
+    backend = session.context.schedulerBackend()
+    inactive = [executor for executor in executors if not backend.isExecutorActive(executor)]
+    if not inactive:
+        return set()
+    known = set(str(backend.getExecutorIds().mkString(" ")).split())  # A lost one is not among them.
+    return known.intersection(inactive)
 
 
 def executor_hosts(session: Session) -> list[str]:

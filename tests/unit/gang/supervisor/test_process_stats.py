@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'
 NAMED = """
 import pathlib, subprocess, sys
 pathlib.Path("/proc/self/comm").write_bytes(sys.argv[1].encode())
-code = "from tritium.gang.supervisor.monitor import _source; print(_source(), flush=True)"
+code = "from tritium.gang.supervisor.process_stats import jvm_above; print(jvm_above(), flush=True)"
 subprocess.run([sys.executable, "-c", code])
 print("ended", flush=True)
 sys.stdin.read()

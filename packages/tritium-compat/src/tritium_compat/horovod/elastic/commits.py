@@ -22,7 +22,7 @@ from tritium_compat.horovod.errors import HostsUpdatedInterrupt
 SECONDS = 10.0
 _VARIABLE = "TRITIUM_COMMIT_SECONDS"
 _PICKLED = "pickled by tritium"
-_DUE, _GROWS = 1, 2
+_DUE, _RESTARTS = 1, 2
 
 _calls: Counter[str] = Counter()  # of functions of `elastic.run`, in each run of this process
 _newest: dict[str, Any] = {}  # what a run's directory held when this process first asked
@@ -72,7 +72,7 @@ class Commits:
         self._number = state._bcast_object(self._number)
 
     def commit(self, state: State) -> None:
-        """Write the state that was just saved if it is time to; raise HostsUpdatedInterrupt if the gang can grow."""
+        """Write the state that was just saved if it is time to; raise HostsUpdatedInterrupt if the gang restarts."""
         self._number += 1
         if not self._on:
             return
@@ -88,21 +88,20 @@ class Commits:
             raise HostsUpdatedInterrupt
 
     def grow(self, state: State) -> None:
-        """Write the state, and end this gang, to be started again with more ranks. Returns if it can't grow."""
+        """Write the state, and end this gang, to be started again elsewhere or with more ranks, if there is a store."""
         if self._on:
             self._number += 1
-            self._world.checkpoint.regroup(lambda: self._packed(state), self._number)
+            self._world.checkpoint.restart(lambda: self._packed(state), self._number)
 
     def _ask(self, state: State) -> tuple[bool, bool]:
-        """Return what rank 0 decides: whether to write now, and whether to end the gang because it can grow."""
+        """Return what rank 0 decides: whether to write now, and whether to end the gang, as it is to go or can grow."""
         now = time.monotonic()
         due = now - self._written >= self._seconds
+        restarts = self._world._control.could_be_more or self._world.preempted is not None
         if self._world.size > 1:
-            grows = self._world._control.could_be_more
-            answer = state._bcast_object(_DUE * due + _GROWS * grows)
-            due = bool(answer & _DUE)
-            return due, bool(answer & _GROWS)
-        return due, self._world._control.could_be_more
+            answer = state._bcast_object(_DUE * due + _RESTARTS * restarts)
+            return bool(answer & _DUE), bool(answer & _RESTARTS)
+        return due, restarts
 
     def _write(self, state: State) -> None:
         self._written = time.monotonic()

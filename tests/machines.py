@@ -60,6 +60,9 @@ class Observer:
     def output(self, rank: int, text: str) -> None:
         self.text[rank] = self.text.get(rank, "") + text
 
+    def spans(self, rank: int, line: bytes) -> None:
+        raise AssertionError("nothing is traced here")
+
     def store(self, piece: Piece) -> None:
         assert piece.name.startswith("stacks/"), "nothing else is stored here"
 

@@ -15,8 +15,8 @@ from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersio
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import cluster_of
 from tritium.spark.cluster.base import Cluster, check_versions
-from tritium.spark.cluster.slots import RunSlots
 from tritium.spark.inside import SETTING
+from tritium.spark.slots import RunSlots
 
 
 def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:

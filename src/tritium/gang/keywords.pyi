@@ -58,8 +58,8 @@ class GangKeywords(TypedDict, total=False):
     """Whose stdout and stderr is shown live: "all", "rank 0" or "none"."""
     trace: bool
     """Whether to measure where each rank's steps spend their time: the report then says so, with one line on what
-    they wait for. Costs a few microseconds for every module of the model and step; on a GPU, each section waits for
-    its end."""
+    they wait for, and trace.json in the run directory is a timeline of all ranks. Costs a few microseconds for every
+    module of the model and step; on a GPU, each section waits for its end."""
     progress: bool
     """Whether progress is shown: a live display on a terminal, plain lines elsewhere."""
     ui: bool

@@ -7,6 +7,7 @@
                     ranks.json         what each rank does now, and its peak memory; while the run goes on
                     report.json        written when the run has ended: see report.py
                     report.html        the same for people: see page.py
+                    trace.json         with trace=True, a timeline: see timeline.py
                     …                  files that ranks stored
 
 A number that JSON does not have is written as the string "NaN", "Infinity" or "-Infinity".
@@ -42,6 +43,7 @@ from tritium.observe.stored import Piece, StoredFiles
 
 RUN_FILE = "run.json"
 RANKS_FILE = "ranks.json"
+TIMELINE_FILE, SPANS_FOLDER = "trace.json", "spans"
 _SECRET_OPTION = re.compile(r"(-[\w-]*(?:password|passwd|token|secret|key)[\w-]*[= ])('[^']*'|\S+)", re.I)
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
@@ -127,6 +129,9 @@ class RunLog:
         self._permissions = Permissions.within(self.folder)
         self._stored = StoredFiles(self.run_dir, self._remote)
         self._permissions.makedirs(self.folder / "logs")
+        shutil.rmtree(self.folder / SPANS_FOLDER, ignore_errors=True)  # A killed driver has left them.
+        if settings.get("trace"):
+            self._permissions.makedirs(self.folder / SPANS_FOLDER)
         _drop_torn_line(self.folder / "events.jsonl")
         run_id = str(settings.get("run_id", ""))
         self._write_run_file(run_id)
@@ -159,6 +164,21 @@ class RunLog:
     def output(self, rank: int, text: str) -> None:
         """Append output of a rank to its log, unchanged."""
         self._append(f"logs/rank-{rank}.log", text)
+
+    def spans(self, rank: int, line: bytes) -> None:
+        """Append spans of a rank's steps, until the timeline is made of them."""
+        self._append(f"{SPANS_FOLDER}/rank-{rank}.jsonl", line.decode())
+
+    def timeline(self, write: Callable[[Path, IO[str]], object]) -> None:
+        """Have `write(folder, file)` write trace.json, and remove the spans that it was made of."""
+        try:
+            part = self.folder / f"{TIMELINE_FILE}.part"
+            with open(part, "w", encoding="utf-8", opener=self._permissions.opener) as file:
+                write(self.folder, file)
+            part.replace(self.folder / TIMELINE_FILE)
+            shutil.rmtree(self.folder / SPANS_FOLDER, ignore_errors=True)
+        except OSError as error:
+            self.problem = self.problem or f"{TIMELINE_FILE} could not be written: {error}"
 
     def store(self, piece: Piece) -> bool:
         """Add a piece to a stored file. Returns whether the file is complete and in its place. Raises StoreFailed."""

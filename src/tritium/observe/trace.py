@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,15 @@ Section = Literal[
 ]
 
 SECTIONS = ("wait for data", "copy to device", "forward", "backward", "communicate", "optimizer", "other")
+SPANS = ("step", *SECTIONS[:-1], "rows to arrive")
+"""What a span of the timeline may be; spans have the numbers of these."""
+SPAN_NUMBERS = 4
+"""A span is so many doubles: its number in SPANS, start and end in seconds of the rank's clock, number of the step."""
+_NUMBER_OF = {name: float(number) for number, name in enumerate(SPANS)}
+_AT_ONCE, _FLUSH_SECONDS = 4096, 2.0
+"""So many spans, or those of so many seconds, are sent at once."""
+_AT_FULL = 20_000
+"""So many spans are recorded of every step, as many more of every second one, then of every fourth, and so on."""
 T = TypeVar("T")
 
 
@@ -34,6 +44,13 @@ class Trace:
         self._begun = self._mark = self._ended = 0.0
         self._steps = 0
         self._kept: dict[str, float] = {}
+        self._epoch = time.time() - clock()
+        """What makes a time of day of the clock's."""
+        self._spans = array("d")
+        self._recorded, self._every, self._records = 0, 1, False
+        self._step_begun = self._flushed = 0.0
+        self.on_spans: Callable[..., object] | None = None
+        """Takes spans for the timeline, as `on_spans(doubles as bytes, epoch=seconds)`: the time of day at 0.0."""
         self.synchronize: Callable[[], object] = _nothing
         """Waits for the device, so that what runs there is counted in the section that started it."""
         self.on_first_batch: Callable[[], object] = _nothing
@@ -46,13 +63,16 @@ class Trace:
         if self._thread is None:
             self.on_first_batch()
             self._thread = threading.get_ident()
-            self._begun = self._mark = self._clock()
+            self._begun = self._mark = self._flushed = self._clock()
         while True:
+            self._next_step()
             try:
                 with self.within("wait for data"):
                     batch = next(batches)
             except StopIteration:
                 self._ended, self._kept = self._clock(), dict(self._spent)
+                self._records = False  # This was no step: there was no further batch.
+                self.flush()
                 return
             self._steps += 1
             yield batch
@@ -88,7 +108,30 @@ class Trace:
         now = self._clock()
         if self._inside:
             self._spent[self._inside[-1]] = self._spent.get(self._inside[-1], 0.0) + now - self._mark
+            if self._records:
+                self._spans.extend((_NUMBER_OF[self._inside[-1]], self._mark, now, self._steps))
         self._mark = now
+
+    def _next_step(self) -> None:
+        """Record the step that ends as the next batch is asked for, and decide whether to record the next one."""
+        if self.on_spans is None or threading.get_ident() != self._thread:
+            return
+        now = self._clock()
+        if self._records:
+            self._spans.extend((0.0, self._step_begun, now, self._steps - 1))
+        if len(self._spans) >= _AT_ONCE * SPAN_NUMBERS or (self._spans and now - self._flushed >= _FLUSH_SECONDS):
+            self.flush()
+        self._step_begun, self._records = now, self._steps % self._every == 0
+
+    def flush(self) -> None:
+        """Send the spans that are recorded and not sent. May be called when the function has failed, too."""
+        if self.on_spans is None or not self._spans:
+            return
+        spans, self._spans, self._flushed = self._spans, array("d"), self._clock()
+        self._recorded += len(spans) // SPAN_NUMBERS
+        while self._recorded >= _AT_FULL:
+            self._recorded, self._every = self._recorded - _AT_FULL, self._every * 2
+        self.on_spans(spans.tobytes(), epoch=self._epoch)
 
     def report(self) -> dict[str, Any] | None:
         """Return `steps`, `seconds` by section in the order of SECTIONS, and `arrive`, as JSON.

@@ -33,7 +33,7 @@ from tritium.gang.coordinator.all_gather import AllGathers
 from tritium.gang.coordinator.first_failure import FirstFailure
 from tritium.gang.coordinator.members import Member, Observer, meanwhile
 from tritium.gang.coordinator.ranks import assign_ranks, assignments, device_problem
-from tritium.gang.coordinator.reports import Reports
+from tritium.gang.coordinator.reports import Reports, on_clock
 from tritium.gang.coordinator.returned import Returned
 from tritium.gang.coordinator.rows import RowCounts, Verify
 from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_status
@@ -111,6 +111,8 @@ class Coordinator:
             "gather": self.all_gathers.on_gather,
             **dict.fromkeys(("log", "trace", "counts", "note", "checkpoint", "resumed"), reports.on_event),
             "output": reports.on_output,
+            "spans": reports.on_spans,
+            "clock": on_clock,
             "non_fatal_error": reports.on_non_fatal_error,
             "store": reports.on_store,
             "status": on_status,

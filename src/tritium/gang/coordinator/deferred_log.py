@@ -81,6 +81,10 @@ class DeferredLog:
         """Keep output of a rank."""
         self._write("output", text.encode("utf-8", "backslashreplace"), ever=False, rank=rank)
 
+    def spans(self, rank: int, line: bytes) -> None:
+        """Keep spans of a rank's steps."""
+        self._write("spans", line, ever=False, rank=rank)
+
     def store(self, piece: Piece) -> None:
         """Store or keep a piece of a file. Raises StoreFailed when it would exceed Spark's limit."""
         if self._stored is not None:
@@ -185,5 +189,7 @@ def tell(pieces: Iterable[bytes], observer: Any) -> None:
                     observer.event(read(message.blob))
                 elif message.kind == "output":
                     observer.output(int(message["rank"]), message.blob.decode("utf-8", "replace"))
+                elif message.kind == "spans":
+                    observer.spans(int(message["rank"]), message.blob)
                 elif message.kind == "store":
                     observer.store(Piece.read(message.fields, message.blob))

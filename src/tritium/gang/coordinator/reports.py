@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import time
+
 from tritium.errors import TritiumError
 from tritium.events import NonFatalError, Note, made
 from tritium.gang.coordinator.members import GangState, Member
 from tritium.observe.stored import Piece
 from tritium.wire import Message
+
+
+def on_clock(member: Member, message: Message) -> None:
+    """Answer with this process's time, by which a supervisor knows how its host's clock differs."""
+    member.session.send("clock", sent=message["sent"], at=time.time())
 
 
 class Reports:
@@ -29,6 +38,12 @@ class Reports:
             member.early_output.append(text)
         else:
             self._gang.observer.output(member.best_number, text)
+
+    def on_spans(self, member: Member, message: Message) -> None:
+        """Record spans of a rank's steps with the clock of its host, as one line of JSON."""
+        facts = {name: message.fields.get(name) for name in ("epoch", "offset", "error")}
+        line = json.dumps({**facts, "spans": base64.b64encode(message.blob).decode()})
+        self._gang.observer.spans(member.number, f"{line}\n".encode())
 
     def show_early_output(self) -> None:
         """Record output from before ranks were assigned; under the partition, if they never were."""

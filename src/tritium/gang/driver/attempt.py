@@ -18,7 +18,7 @@ from tritium.gang.order import Order
 from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
-from tritium.spark.cluster.slots import RunSlots
+from tritium.spark.slots import RunSlots
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange

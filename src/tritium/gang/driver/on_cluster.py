@@ -21,8 +21,9 @@ from tritium.observe.stored import Piece
 from tritium.spark.cluster import cluster_of
 from tritium.spark.errors import text_of
 from tritium.spark.inside.hangs import refuse_hanging
+from tritium.spark.inside.tasks import tasks_of
 from tritium.spark.python import note_of_functions
-from tritium.spark.session import Session, active_session
+from tritium.spark.session import Session, active_session, safely
 
 HOLD_SECONDS = 30.0
 """So long slots are held while the rest of a gang does not come (dynamic allocation)."""
@@ -146,6 +147,8 @@ class OnCluster:
         end_gang(self._coordinator, job)
         self._coordinator.close()  # It records nothing after this.
         keep_spark_error(self._attempt, job.problem)
+        if self._attempt.gang.trace:
+            recorder.spark_tasks += safely(lambda: tasks_of(self._cluster.session, job.tag), [])
         unseen = not self._cluster.executors_reach_driver and not self._coordinator.members
         if job.problem is not None and unseen:
             try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, masked, one_stop
 from tritium.events import (
@@ -35,6 +36,9 @@ from tritium.observe.run_directory import RunLog
 from tritium.observe.stored import Piece
 from tritium.observe.stream import EventStream
 from tritium.wire import clip
+
+if TYPE_CHECKING:
+    from tritium.observe.timeline import SparkTask
 
 
 class Recorder:
@@ -75,6 +79,8 @@ class Recorder:
         """The fingerprint of the rows of all ranks; None before they have arrived."""
         self.newest: tuple[int, str] | None = None
         """Step and path of the newest checkpoint that this run has saved or resumed from."""
+        self.spark_tasks: list[SparkTask] = []
+        """Those of all attempts, where the run is traced and Spark tells of them."""
         self.non_fatal_errors: list[NonFatalError] = []
         """Exceptions and exits of the last attempt that did not end it."""
 
@@ -155,6 +161,10 @@ class Recorder:
         if ranks:
             self._open()[0].ranks(ranks)
 
+    def spans(self, rank: int, line: bytes) -> None:
+        """Record spans of a rank's steps for the timeline."""
+        self._open()[0].spans(rank, line)
+
     def store(self, piece: Piece) -> None:
         """Store a piece of a rank's file. Raises StoreFailed."""
         if self._open()[0].store(piece):
@@ -209,6 +219,10 @@ class Recorder:
         report = self._report.build()
         try:
             log.report(report, self._page.document(report))
+            if self._gang.trace:
+                from tritium.observe import timeline
+
+                log.timeline(functools.partial(timeline.write, run=self._run_id, tasks=self.spark_tasks))
             log.close()
         finally:  # Who gets this event finds the report in the run directory.
             self.stream.add(line)

@@ -78,6 +78,8 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
     if framework is not None:
         options["on_returned"] = framework.on_returned
     control = RankControl(channel, **options)
+    if trace is not None:
+        trace.on_spans = functools.partial(control.send, "spans")
     try:
         if isinstance(imported, BaseException):
             raise imported
@@ -210,6 +212,9 @@ def tracing(framework: Framework | None) -> Trace:
 
 def _report(channel: Channel, control: RankControl, error: BaseException) -> None:
     rank = control.assignment.get("rank", -1)
+    if control.trace is not None:
+        with suppress(WireError):
+            control.trace.flush()
     if isinstance(error, WireError):  # The supervisor is gone, and with it who takes a report.
         os._exit(1)
     sys.setrecursionlimit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))  # A low limit must not hide the error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending
 from tritium.gang.supervisor.gpus import Listing
+from tritium.gang.supervisor.host_clock import HostClock
 from tritium.gang.supervisor.pmi import BARRIER_TAG, INIT_TAG, Pmi
 from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
@@ -46,6 +48,7 @@ class Relay:
         self._rank: Channel | None = None
         self._rows: Spooler | None = None
         self._pmi: Pmi | None = None
+        self.clock = HostClock()
 
     def connect(
         self, coordinator: Client, rank: Channel, *, rows: Spooler | None, pmi: Pmi | None, gpus: Listing | None
@@ -80,10 +83,10 @@ class Relay:
     def at_once(self, message: Message, idle: bool) -> bool:
         """Handle a message in the client's own thread, and tell whether that was done.
 
-        `end`, `stacks` and `signal` must not wait behind a rank that does not read. Small answers and marks skip a
-        change of threads, where no earlier message is waiting (`idle`) and the rank's socket has room.
+        `end`, `stacks`, `signal` and `clock` must not wait behind a rank that does not read. Small answers and marks
+        skip a change of threads, where no earlier message is waiting (`idle`) and the rank's socket has room.
         """
-        if message.kind in ("end", "stacks", "signal"):
+        if message.kind in ("end", "stacks", "signal", "clock"):
             now = self._rank is not None
         else:
             quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
@@ -106,6 +109,8 @@ class Relay:
             self._supervisor.on_gang_ended(message["reason"])
         elif message.kind == "stacks":
             self._supervisor.on_stacks_wanted(message["number"])
+        elif message.kind == "clock":
+            self.clock.on_answer(message["sent"], message["at"], time.time())
         elif message.kind == "signal":
             self._supervisor.on_signal(message["number"])
         elif message.kind == "spooled":
@@ -155,6 +160,8 @@ class Relay:
                     self._rows.ready.set()
             if message.kind == "finished":
                 self._ending.set_finished(everyone=False)
+            if message.kind == "spans":
+                message.fields.update(self.clock.fields())
             try:
                 self._coordinator.pass_on(message)
             except TooLarge as error:

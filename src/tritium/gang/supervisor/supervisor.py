@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -333,6 +334,8 @@ class Supervisor:
                 self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
             with contextlib.suppress(WireError):  # The relay notices that the coordinator is gone.
                 self._channel.send("status", **self._monitor.look())
+                if self.order.trace:
+                    self._channel.send("clock", sent=time.time())
 
     def _send_stacks(self, number: int) -> None:
         text, facts = self._monitor.stacks()

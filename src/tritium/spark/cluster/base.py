@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from tritium.accelerators import Accelerators
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
-from tritium.spark.cluster.slots import Kind, Reservations, RunSlots, kind_of, reservations
 from tritium.spark.errors import WHY_LOST
 from tritium.spark.inside import scheduler
 from tritium.spark.inside.older import numbers
 from tritium.spark.python import check, on_this_machine, unchosen
 from tritium.spark.session import Session
+from tritium.spark.slots import Kind, Reservations, RunSlots, kind_of, reservations
 
 if TYPE_CHECKING:
     from pyspark.resource import TaskResourceRequests

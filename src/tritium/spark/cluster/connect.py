@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from tritium.errors import BadSetting
 from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note, TaskProfile, resource_setting, unheard
-from tritium.spark.cluster.slots import RunSlots
 from tritium.spark.inside import profiles, scheduler
+from tritium.spark.slots import RunSlots
 
 _PORT = 15002  # Of a Connect server; to find a route, any would do.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tritium.accelerators import Accelerators
 from tritium.errors import NotEnoughSlots
 from tritium.spark.cluster.base import Cluster, Needs, Note, TaskProfile, resource_setting, task_requests, unheard
-from tritium.spark.cluster.slots import RunSlots
+from tritium.spark.slots import RunSlots
 
 
 class Dynamic(Cluster):

@@ -29,6 +29,7 @@ USES = {
     "pods": "why the pods of executors are pending, by Spark's Kubernetes client; off: they are waited for in silence",
     "profiles": "tasks of another size over Connect; off: those of the session's size only",
     "scheduler": "slots and executors as Spark's scheduler counts them; off: `start_timeout` ends a gang without slots",
+    "tasks": "the tasks of a run's job in its timeline; off: they are not in it",
 }
 """Use → what for, and what happens without it."""
 

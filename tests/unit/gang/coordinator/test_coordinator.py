@@ -42,6 +42,7 @@ class Observer:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.text: dict[int, str] = {}
         self.stored: list[Piece] = []
+        self.traced: list[tuple[int, bytes]] = []
 
     def event(self, event: Event) -> None:
         with self.heard:
@@ -54,6 +55,9 @@ class Observer:
 
     def output(self, rank: int, text: str) -> None:
         self.text[rank] = self.text.get(rank, "") + text
+
+    def spans(self, rank: int, line: bytes) -> None:
+        self.traced.append((rank, line))
 
     def store(self, piece: Piece) -> None:
         self.stored.append(piece)

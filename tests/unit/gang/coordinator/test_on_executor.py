@@ -79,9 +79,13 @@ class Observer:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.text = ""
         self.files: dict[str, bytes] = {}
+        self.traced: list[tuple[int, bytes]] = []
 
     def event(self, event: Event) -> None:
         self.events.append((event.kind, event.fields()))
+
+    def spans(self, rank: int, line: bytes) -> None:
+        self.traced.append((rank, line))
 
     def note(self, text: str) -> None:
         self.event(Note(text=text))

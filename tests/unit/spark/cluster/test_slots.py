@@ -18,8 +18,8 @@ from tritium.errors import RankFailed, StartTimeout
 from tritium.gang.driver import launcher, on_cluster
 from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.spark_job import SparkJob
-from tritium.spark.cluster import slots
-from tritium.spark.cluster.slots import Reservations, RunSlots
+from tritium.spark import slots
+from tritium.spark.slots import Reservations, RunSlots
 
 WAIT = 20.0
 

@@ -1,0 +1,184 @@
+"""The timeline: Chrome's trace format, steps with their sections, ranks of two hosts on one clock."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tritium as tr
+from tritium.errors import RankFailed
+from tritium.events import CheckpointSaved, GangFormed, GangStalled, GangStarted, Note, RowsCounted, stamped
+from tritium.gang.supervisor.host_clock import HostClock
+from tritium.observe.timeline import SparkTask, write
+from tritium.observe.trace import SPANS, Trace
+
+TABLE = pd.DataFrame({"x": np.arange(200.0)})
+
+
+def checked(text: str) -> dict[str, Any]:
+    """Return a timeline, after a check that it is one: what Chrome's format requires, and spans nest."""
+    timeline: dict[str, Any] = json.loads(text)
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for entry in timeline["traceEvents"]:
+        assert {"name", "ph", "ts", "pid", "tid"} <= entry.keys(), entry
+        assert entry["ph"] in "XiCM", entry
+        assert isinstance(entry["ts"], int), entry
+        if entry["ph"] == "X":
+            assert entry["dur"] >= 0, entry
+            tracks.setdefault((entry["pid"], entry["tid"]), []).append((entry["ts"], entry["ts"] + entry["dur"]))
+    for (_, tid), spans in tracks.items():
+        open_spans: list[int] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])) if tid == 0 else ():
+            while open_spans and open_spans[-1] <= start:
+                open_spans.pop()
+            assert not open_spans or end <= open_spans[-1], "a span ends after the one around it"
+            open_spans.append(end)
+    return timeline
+
+
+def train(epochs: int, fails: bool = False) -> None:
+    world = tr.world()
+    for epoch in world.shard("train").epochs(epochs, batch_size=10):
+        for batch in epoch:
+            time.sleep(0.001)
+            world.gather(float(batch["x"].sum()))
+        world.log(epoch=batch.epoch, loss=1.0)
+        if fails:
+            raise ValueError("it was to fail")
+
+
+def traced(ranks: int, folder: Path, *args: Any) -> None:
+    options: dict[str, Any] = {"data": {"train": TABLE}, "on": "driver", "progress": False, "run_dir": str(folder)}
+    tr.launch(train, ranks=ranks, args=args, trace=True, **options)
+
+
+@pytest.mark.processes
+def test_two_ranks_are_on_one_timeline(tmp_path: Path) -> None:
+    before = time.time()
+    traced(2, tmp_path, 3)
+    timeline = checked((tmp_path / "trace.json").read_text())
+    spans = [entry for entry in timeline["traceEvents"] if entry["ph"] == "X"]
+    assert all(before - 1 < entry["ts"] / 1e6 < time.time() + 1 for entry in spans)
+    for rank in range(2):
+        of_rank = [entry for entry in spans if entry["pid"] == rank]
+        steps = [entry for entry in of_rank if entry["name"] == "step"]
+        assert [entry["args"]["step"] for entry in steps] == list(range(30))
+        names = {entry["name"] for entry in of_rank}
+        assert {"wait for data", "communicate"} < names
+        assert "rows of 'train' come: 100" in names
+        # A rank waits within its own step for the slower of two, whose wait began later.
+        assert sum(entry["dur"] for entry in of_rank if entry["name"] == "communicate") > 0
+    errors = timeline["otherData"]["clock error of each rank, seconds"]
+    assert errors.keys() == {"rank 0", "rank 1"}
+    names = {entry["args"]["name"] for entry in timeline["traceEvents"] if entry["name"] == "process_name"}
+    assert {name.partition(" on ")[0] for name in names} == {"rank 0", "rank 1", "driver"}
+    assert not (tmp_path / "spans").exists()
+    counters = [entry for entry in timeline["traceEvents"] if entry["ph"] == "C"]
+    assert {(entry["name"], entry["pid"]) for entry in counters} == {("loss", 0), ("loss", 1)}
+
+
+@pytest.mark.processes
+def test_a_run_that_fails_has_its_timeline_up_to_there(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed):
+        traced(1, tmp_path, 3, True)
+    timeline = checked((tmp_path / "trace.json").read_text())
+    assert (
+        len([entry for entry in timeline["traceEvents"] if entry["name"] == "step"]) == 20
+    )  # It raises after an epoch.
+    (failure,) = (entry for entry in timeline["traceEvents"] if entry.get("cat") == "failed")
+    assert failure["s"] == "g"
+    assert "it was to fail" in failure["name"]
+
+
+@pytest.mark.processes
+def test_without_trace_there_is_none(tmp_path: Path) -> None:
+    tr.launch(int, ranks=1, on="driver", progress=False, run_dir=str(tmp_path))
+    assert not (tmp_path / "trace.json").exists()
+    assert not (tmp_path / "spans").exists()
+
+
+def test_events_and_spark_tasks_and_clocks_that_differ(tmp_path: Path) -> None:
+    (tmp_path / "spans").mkdir()
+    at = 1_700_000_000
+    for rank, offset in ((0, 0.0), (1, -3600.0)):
+        span = base64.b64encode(struct.pack("=4d", SPANS.index("step"), 5.0, 5.005, 7)).decode()
+        clock = {"epoch": at - 5 - offset, "offset": offset, "error": 0.001 * (rank + 1)}
+        line = json.dumps({**clock, "spans": span})
+        (tmp_path / "spans" / f"rank-{rank}.jsonl").write_text(f"{line}\n")
+    peers = [{"rank": rank, "host": f"host{rank}"} for rank in range(2)]
+    events = [
+        Note(text="of an earlier run"),
+        GangStarted(ranks=2),
+        GangFormed(peers=peers),
+        RowsCounted(name="train", rank=1, rows=12),
+        RowsCounted(name="train", rank=1, rows=34, ended=True),
+        CheckpointSaved(rank=0, step=5, bytes=10, seconds=2.0, path="p"),
+        GangStalled(text="rank 1 on host1 hangs: it never reached the all_reduce"),
+    ]
+    moments = [f"2023-11-14T22:13:{20 + number:02}.000+00:00" for number in range(len(events))]
+    lines = [
+        stamped(type(event)(**{**event.fields(), "time": moment}), "old" if not number else "r").to_json()
+        for number, (event, moment) in enumerate(zip(events, moments, strict=True))
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    tasks = [
+        SparkTask(3, "map", index, "0", "host0", at + start, 2.0, "SUCCESS") for index, start in enumerate((0, 1, 2))
+    ]
+    file = io.StringIO()
+    write(tmp_path, file, run="r", tasks=tasks)
+    timeline = checked(file.getvalue())
+    by_name: dict[str, Any] = {entry["name"]: entry for entry in timeline["traceEvents"]}
+    steps = [entry for entry in timeline["traceEvents"] if entry["name"] == "step"]
+    assert [entry["ts"] for entry in steps] == [at * 1_000_000] * 2
+    assert timeline["otherData"]["clock error of each rank, seconds"] == {"rank 0": 0.001, "rank 1": 0.002}
+    rows, saved = by_name["rows of 'train' come: 34"], by_name["checkpoint of step 5"]
+    assert (rows["dur"], rows["pid"]) == (3_000_000, 1)
+    assert (saved["ts"], saved["dur"]) == ((at + 3) * 1_000_000, 2_000_000)
+    assert by_name["rank 1 on host1 hangs: it never reached the all_reduce"]["s"] == "g"
+    assert "of an earlier run" not in by_name
+    lanes = [by_name[f"stage 3, task {index}"]["tid"] for index in range(3)]
+    assert lanes == [0, 1, 0]
+    names = {entry["args"]["name"] for entry in timeline["traceEvents"] if entry["name"] == "process_name"}
+    assert names == {"rank 0 on host0", "rank 1 on host1", "driver", "Spark's executor 0 on host0"}
+
+
+def test_the_fastest_answer_sets_a_clock_until_it_is_old() -> None:
+    clock = HostClock()
+    assert clock.fields() == {"offset": 0.0, "error": None}
+    now = time.time()
+    clock.on_answer(now - 1.0, now + 9.5, now)
+    assert clock.fields()["offset"] == pytest.approx(10.0)
+    clock.on_answer(now - 0.01, now + 5, now)
+    clock.on_answer(now - 2.0, now, now)  # A slow answer says less.
+    assert clock.fields()["offset"] == pytest.approx(5.005)
+    assert clock.fields()["error"] == pytest.approx(0.005, abs=1e-3)
+    clock.on_answer(now + 3600 - 0.3, now + 3600, now + 3600)  # After an hour the clock may have gone wrong by more.
+    assert clock.fields()["offset"] == pytest.approx(0.15)
+
+
+def test_of_many_steps_fewer_and_fewer_are_recorded() -> None:
+    spans: list[tuple[float, ...]] = []
+    trace = Trace()
+    trace.on_spans = lambda body, epoch: spans.extend(struct.iter_unpack("=4d", body))
+    steps = 100_000
+
+    def batches() -> Iterator[int]:
+        yield from range(steps)
+
+    for _ in trace.batches(batches()):
+        pass
+    recorded = [step for number, _, _, step in spans if SPANS[int(number)] == "step"]
+    assert recorded == sorted(recorded)
+    assert len(spans) < 80_000
+    assert recorded[:5000] == list(range(5000))
+    assert recorded[-1] > 99_900

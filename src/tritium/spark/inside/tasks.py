@@ -47,10 +47,10 @@ def _of_stage(store: Any, stage: int) -> list[SparkTask]:
     except Py4JJavaError:  # A stage that was skipped, as its shuffle was still there, has no attempt.
         return []
     name = str(data.name())
-    found = store.taskList(stage, data.attemptId(), MOST)
+    attempts = store.taskList(stage, data.attemptId(), MOST)
     tasks = []
-    for number in range(found.size()):
-        task = found.apply(number)
+    for number in range(attempts.size()):
+        task = attempts.apply(number)
         length = task.duration()
         tasks.append(
             SparkTask(

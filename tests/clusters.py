@@ -28,8 +28,9 @@ import psutil
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
 CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `make rest`, on a cluster manager's
 # By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device;
-# a cluster manager of several hosts (yarn_cluster.py, kubernetes_cluster.py).
-EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device", "yarn", "kubernetes")
+# cluster managers of several hosts (yarn_cluster.py, kubernetes_cluster.py); a Kubernetes instead of a session on it.
+EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device")
+EXTRA += ("yarn", "kubernetes", "kubernetes-bare")
 # Simulated GPUs of which the session's tasks have none: with fixed executors, with dynamic allocation, over Connect.
 EXTRA += ("gpus-of-executors", "gpus-dynamic", "gpus-connect")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
@@ -262,14 +263,34 @@ def _kubernetes() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def in_pods(cluster: Any, **conf: str) -> Iterator[Any]:
-    """Yield a session on a running Kubernetes (kubernetes_cluster.py), when all its executors have registered."""
+def _kubernetes_bare() -> Iterator[Any]:
+    """Yield a running Kubernetes, on which the tests make sessions in this process's JVM."""
+    from pyspark import SparkContext
+
+    from kubernetes_cluster import kubernetes
+
+    with kubernetes() as cluster:
+        SparkContext._ensure_initialized()
+        yield cluster
+
+
+@contextlib.contextmanager
+def in_pods(cluster: Any, ready: int | None = None, **conf: str) -> Iterator[Any]:
+    """Yield a session on a running Kubernetes (kubernetes_cluster.py), when so many of its executors have registered.
+
+    ready : None: all.
+    """
     settings = {**SMALL, **cluster.client_conf(), **conf}
+    path, handler = list(sys.path), signal.getsignal(signal.SIGINT)
     spark = classic(f"k8s://{cluster.url}", **settings)
     status, pods = spark.sparkContext._jsc.sc().getExecutorMemoryStatus, int(settings["spark.executor.instances"])
-    wait(lambda: status().size() == pods + 1, f"{pods} executors have registered")
-    yield spark
-    spark.stop()
+    wait(lambda: status().size() > (pods if ready is None else ready), "its executors have registered")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        sys.path[:] = path
+        signal.signal(signal.SIGINT, handler)
 
 
 STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
@@ -287,6 +308,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "pretended-device": _pretended_device,
     "yarn": _yarn,
     "kubernetes": _kubernetes,
+    "kubernetes-bare": _kubernetes_bare,
 }
 
 

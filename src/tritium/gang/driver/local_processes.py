@@ -146,6 +146,9 @@ class SupervisorThreads:
     def source_stall(self, limit: float) -> None:
         """Return None: tables need no computing."""
 
+    def give_up(self, executor: str) -> None:
+        """Do nothing: the threads are in this process."""
+
     def cancel(self, reason: str) -> None:
         """Do nothing: supervisors end when the coordinator tells them."""
 

@@ -19,6 +19,7 @@ from tritium.gang.supervisor.results import SPARK_SCHEMA
 from tritium.spark.cluster.base import Cluster
 from tritium.spark.cluster.leaving import leaving
 from tritium.spark.errors import caused, python_error, text_of, translate
+from tritium.spark.inside import scheduler
 from tritium.spark.inside.batch_bytes import leave_out_check
 from tritium.spark.job import TaggedJob
 from tritium.spark.python import drivers_python, told_which
@@ -157,6 +158,18 @@ class SparkJob(TaggedJob[pa.Table]):
     def leaving(self, executors: set[str]) -> tuple[set[str], float]:
         """Return those of these executors that Spark is decommissioning, and the seconds that they have."""
         return safely(lambda: leaving(self._cluster, executors), (set[str](), math.inf))
+
+    def give_up(self, executor: str) -> None:
+        """Have Spark replace an executor that no longer answers, where it still counts it.
+
+        A host that is cut off is silent. Spark waits 120 s for heartbeats of an executor (spark.network.timeout), the
+        control connection 10 s: the next attempt would start there, and wait.
+        """
+        ask = scheduler.used(self.session.spark)
+        if ask and safely(lambda: scheduler.replace_executor(self.session, executor), False):
+            self._attempt.recorder.note(
+                f"Spark still counted executor {executor}, which does not answer: it is asked for another one"
+            )
 
     def cancel(self, reason: str) -> None:
         """Cancel this job alone. `reason` is shown in Spark's UI and log."""

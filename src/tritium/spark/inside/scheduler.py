@@ -47,6 +47,15 @@ def leaving(session: Session, executors: Iterable[str]) -> set[str]:
     return known.intersection(inactive)
 
 
+def replace_executor(session: Session, executor: str) -> bool:
+    """Have Spark give up an executor and ask for another, as it does itself with one without heartbeats.
+
+    Returns False for one that it does not count any more.
+    """
+    counted = bool(session.context.schedulerBackend().isExecutorActive(executor))
+    return counted and bool(session.context.killAndReplaceExecutor(executor))
+
+
 def executor_hosts(session: Session) -> list[str]:
     """List the hosts of the registered executors."""
     names = str(session.context.getExecutorMemoryStatus().keys().mkString(" ")).split()

@@ -1,0 +1,102 @@
+"""Pods that are pending, killed for memory, and on a node that is cut off, on a real Kubernetes of two nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tritium as tr
+from clusters import in_pods, wait
+from tritium.errors import RankFailed, StartTimeout
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["kubernetes-bare"], indirect=True)]
+
+QUIET: dict[str, Any] = {"progress": False, "output": "none"}
+ONE_A_NODE = {"spark.executor.memoryOverhead": "3g"}
+
+
+@pytest.fixture
+def kubernetes(cluster: Any) -> Iterator[Any]:
+    """Return the running Kubernetes, whose nodes take pods again after the test."""
+    kubernetes = cluster.spark
+    yield kubernetes
+    for node in ("n1", "n2"):
+        kubernetes.link(node, "up")
+        close(kubernetes, node, False)
+
+
+def close(kubernetes: Any, node: str, closed: bool) -> None:
+    """Let a node take no further pods, or take some again."""
+    change = {"spec": {"unschedulable": closed}}
+    kubernetes.call("PATCH", f"/api/v1/nodes/{node}", change, "application/merge-patch+json")
+
+
+def noted(run: tr.Run, text: str) -> str:
+    """Wait for a note of the run that holds this text, and return it."""
+    return next(event.text for event in run.events() if text in getattr(event, "text", ""))
+
+
+def test_pods_that_are_pending_are_waited_for_and_the_launch_says_why_they_are(kubernetes: Any) -> None:
+    close(kubernetes, "n2", True)
+    with in_pods(kubernetes, 1, **ONE_A_NODE, **{"spark.scheduler.maxRegisteredResourcesWaitingTime": "1s"}) as spark:
+        why = r"1 of 2 executor pods runs; \S+-exec-\d is pending \(Unschedulable: 0/2 nodes are available: .*unschedul"
+        with pytest.raises(StartTimeout, match=rf"'k8s.* had 1 after start_timeout=2 s: {why}"):
+            tr.launch(os.getpid, ranks=2, spark=spark, start_timeout=2, **QUIET)
+        assert len(tr.launch(os.getpid, ranks=(1, 2), spark=spark, **QUIET)) == 1
+        with tr.submit(lambda: tr.world().rank, ranks=2, spark=spark, start_timeout=200, **QUIET) as run:
+            assert "Unschedulable" in noted(run, "is pending")
+            close(kubernetes, "n2", False)
+            assert run.result(200) == [0, 1]
+
+
+def test_a_pod_that_is_killed_for_memory_says_so_in_the_first_line(kubernetes: Any) -> None:
+    def take() -> None:
+        for process in Path("/proc").glob("[0-9]*/comm"):
+            if process.read_text() == "java\n":  # Which the kernel prefers then to many small processes.
+                process.with_name("oom_score_adj").write_text("1000")
+        while tr.world().rank == 1:
+            subprocess.Popen([sys.executable, "-c", "taken = b'x' * (64 << 20); import time; time.sleep(600)"])
+            time.sleep(0.1)
+        time.sleep(600)
+
+    with in_pods(kubernetes, **{"spark.executor.memoryOverhead": "900m"}) as spark:
+        with pytest.raises(RankFailed) as caught:
+            tr.launch(take, ranks=2, spark=spark, retries=0, **QUIET)
+        first = str(caught.value).partition("\n")[0]
+        assert "exit code 137" in first
+        assert "OOMKilled" in first
+
+
+def test_a_node_that_is_cut_off_is_given_up_and_its_pod_is_named(kubernetes: Any) -> None:
+    def train() -> tuple[int, str]:
+        world = tr.world()
+        for _ in range(100):
+            world.barrier()
+            time.sleep(0.05)
+            world.log(alive=1)
+        return world.size, os.uname().nodename
+
+    with in_pods(kubernetes, **ONE_A_NODE) as spark:
+        elastic = {"ranks": (1, 2), "retries": 1, "replacement_timeout": 3}
+        with tr.submit(train, spark=spark, **elastic, **QUIET) as run:
+            wait(lambda: run.status == "running", "the gang has formed")
+            time.sleep(1)
+            lost = kubernetes.pods()[-1]
+            kubernetes.link(lost["spec"]["nodeName"], "down")
+            ((size, host),) = run.result(200)
+            assert "which does not answer: it is asked for another one" in noted(run, "Spark still counted executor")
+        name = lost["metadata"]["name"]
+        assert (size, host != name) == (1, True)
+        with tr.submit(train, spark=spark, ranks=2, retries=0, **QUIET) as run:
+            command = noted(run, "kubectl delete pod").partition("`")[2].partition("`")[0]
+            assert command == f"kubectl delete pod {name} --namespace default --force --grace-period=0"
+            kubernetes.delete(name, seconds=0)
+            kubernetes.link(lost["spec"]["nodeName"], "up")
+            assert [size for size, _ in run.result(200)] == [2, 2]

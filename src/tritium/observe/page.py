@@ -9,6 +9,7 @@ import html
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tritium.events import (
@@ -41,7 +42,7 @@ _STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto }
 th, td { text-align: left; vertical-align: top; padding: .1rem .8rem .1rem 0; white-space: pre-wrap }
-pre { overflow-x: auto; border-left: .2rem solid #d62728; padding-left: .6rem }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: .2rem solid #d62728; padding-left: .6rem }
 svg { font: 11px system-ui, sans-serif; max-width: 100%; height: auto; fill: currentColor }
 """
 
@@ -63,7 +64,7 @@ class RunPage:
             if isinstance(event, Logged) and event.rank == 0:
                 self._log(event)
             if (text := line(event)) is not None:
-                self._lines.append((event.time, event.kind, text))
+                self._lines.append((event.time[11:19], event.kind, text))
 
     def body(self, report: Mapping[str, Any]) -> str:
         """Return the page's HTML without the frame around it.
@@ -78,8 +79,8 @@ class RunPage:
             _ranks(report["ranks"]),
             _times(report),
             section("Retries", table(("number", "from step", "reason"), _retries(report["retries"]))),
-            section("Events, the newest first", table(("time", "kind", ""), lines)),
-            section("Settings and versions", table(("", ""), _settings(report))),
+            section("Events, the newest first", table(("time, UTC", "kind", "what"), lines)),
+            section("Settings and versions", _settings(report)),
         )
         return "".join(parts)
 
@@ -178,9 +179,20 @@ def _ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
         row = {name: value for name, value in facts.items() if name not in ("shards", "logged", "trace")}
         for shard, counts in facts.get("shards", {}).items():
             row |= {f"{shard}: {name}": f"{value:,}" for name, value in counts.items()}
-        rows.append(row | {f"last {name}": value for name, value in facts.get("logged", {}).items()})
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return section("Ranks", table(columns, [[row.get(name, "") for name in columns] for row in rows]))
+        rows.append(row | _last(facts.get("logged", {})))
+    columns = dict.fromkeys(name for row in rows for name in row)
+    used = [name for name in columns if any(row.get(name) not in ("", None, []) for row in rows)]
+    return section("Ranks", table(used, [[row.get(name, "") for name in used] for row in rows]))
+
+
+def _last(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rank has logged last; steps and epochs from 1, as in messages and on a terminal."""
+    numbers = {f"last {name}": value for name, value in logged.items() if name not in ("steps", "epochs")}
+    for name in ("step", "epoch"):
+        if (count := logged.get(name)) is not None:
+            most = logged.get(f"{name}s")
+            numbers[f"last {name}"] = f"{count + 1:,}" + (f" of {most:,}" if most is not None else "")
+    return numbers
 
 
 def _times(report: Mapping[str, Any]) -> str:
@@ -221,12 +233,23 @@ def _chart(curves: Mapping[str, Sequence[tuple[float, float]]], axis: str) -> st
     ]
     for number, (name, curve) in enumerate(curves.items()):
         color = _COLORS[number % len(_COLORS)]
-        places = [(right * (x - first), _HEIGHT - _MARGIN - up * (y - low)) for x, y in curve]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(_tag("polyline", points=path, fill="none", stroke=color, stroke_width=1.5))
-        parts += [_tag("circle", cx=x, cy=y, r=2, fill=color) for x, y in places if len(places) < 30]
+        for attempt in _attempts(curve):
+            places = [(right * (x - first), _HEIGHT - _MARGIN - up * (y - low)) for x, y in attempt]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            parts.append(_tag("polyline", points=path, fill="none", stroke=color, stroke_width=1.5))
+            parts += [_tag("circle", cx=x, cy=y, r=2, fill=color) for x, y in places if len(places) < 30]
         parts.append(_tag("text", _text(name), x=_WIDTH, y=12 + 14 * number, text_anchor="end", fill=color))
     return f"<p>{_drawing(_HEIGHT, parts)}</p>"
+
+
+def _attempts(curve: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Return the parts of a curve, which goes back to an earlier step where the gang was started again."""
+    parts = [[curve[0]]]
+    for before, after in pairwise(curve):
+        if after[0] < before[0]:
+            parts.append([])
+        parts[-1].append(after)
+    return parts
 
 
 def _drawing(height: int, parts: Sequence[str]) -> str:
@@ -246,9 +269,11 @@ def _retries(retries: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     return [(f"{r['number']} of {r['of']}", r.get("start") or "the beginning", r["reason"]) for r in retries]
 
 
-def _settings(report: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _settings(report: Mapping[str, Any]) -> str:
     command = [("command", report["command"])] if report.get("command") else []
-    return [("run directory", report["run_dir"]), *command, *report["settings"].items(), *report["versions"].items()]
+    place = table(("", ""), [("run directory", report["run_dir"]), *command])
+    rest = table(("", ""), [*report["settings"].items(), *report["versions"].items()])
+    return f"{place}<details><summary>all</summary>{rest}</details>"
 
 
 def section(title: str, content: str) -> str:

@@ -379,6 +379,8 @@ def executor_lost(reason: str, why_lost: str = WHY_LOST) -> str:
         first, rest = f"{first} {rest[0]}", rest[1:]
     more = [line for line in rest if re.search(why_lost, line, re.I)]
     told = "; ".join([first.rstrip("."), *dict.fromkeys(line.rstrip(".") for line in more)])[:LONGEST_REASON]
+    if told.endswith("code 137"):  # Standalone clusters say no more.
+        told += " (SIGKILL: the host or its container was out of memory, or somebody killed it; see the executor's log)"
     return f"{told}. {EXECUTOR_MEMORY}" if _OUT_OF_HEAP.search(reason) else told
 
 

@@ -91,3 +91,21 @@ def test_a_long_run_keeps_a_bounded_curve_with_both_ends() -> None:
     assert ">0</text>" in body
     assert ">step 99,999</text>" in body
     assert "a &amp; b" in body
+
+
+def test_an_attempt_begins_a_new_line_of_the_chart() -> None:
+    page = RunPage()
+    for step in (0, 1, 2, 3, 1, 2, 3, 4):
+        page.add(Logged(rank=0, step=step, values={"loss": float(step)}))
+    body = page.body(Report("a-run", "/runs/a", {"ranks": 1}).build())
+    assert [len(points.split()) for points in re.findall(r"points='([^']*)'", body)] == [4, 4]
+
+
+def test_the_ranks_have_steps_from_1_and_no_empty_columns() -> None:
+    report = Report("a-run", "/runs/a", {"ranks": 1}).build()
+    ranks = [{"rank": 0, "devices": [], "logged": {"step": 60, "steps": 200, "loss": 0.5}}, {"rank": 1, "devices": []}]
+    text = Reader(RunPage().body({**report, "ranks": ranks})).text
+    assert "last step" in text
+    assert "61 of 200" in text
+    assert "devices" not in text
+    assert "last steps" not in text

@@ -11,7 +11,7 @@ from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, 
 from tritium.gang.control.address import unreachable, unreachable_in
 from tritium.spark.cluster.kubernetes import Kubernetes
 from tritium.spark.cluster.yarn import Yarn
-from tritium.spark.errors import translate
+from tritium.spark.errors import executor_lost, translate
 
 ABORTED = "(org.apache.spark.SparkException) Job aborted due to stage failure: "
 GANG = (
@@ -183,6 +183,12 @@ def test_tasks_of_the_source_that_spark_lost_are_a_loss(reason: str, says: str) 
     assert error.lost
     assert "a task of the source was lost" in str(error)
     assert says in str(error)
+
+
+def test_an_exit_code_is_put_into_words() -> None:
+    lost = "ExecutorLostFailure (executor 0 exited caused by a running task) Reason: Command exited with code "
+    assert "137 (SIGKILL: the host or its container was out of memory" in executor_lost(f"{lost}137\n")
+    assert executor_lost(f"{lost}1\n").endswith("code 1")
 
 
 def test_the_cluster_managers_words_come_along() -> None:

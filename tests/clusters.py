@@ -264,12 +264,13 @@ def _kubernetes() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _kubernetes_bare() -> Iterator[Any]:
-    """Yield a running Kubernetes, on which the tests make sessions in this process's JVM."""
+    """Yield a running Kubernetes with its gang scheduling, on which the tests make sessions in this process's JVM."""
     from pyspark import SparkContext
 
     from kubernetes_cluster import kubernetes
 
-    with kubernetes() as cluster:
+    gangs = "GenericWorkload=true,GangScheduling=true"
+    with kubernetes(gangs, "scheduling.k8s.io/v1alpha1=true") as cluster:
         SparkContext._ensure_initialized()
         yield cluster
 

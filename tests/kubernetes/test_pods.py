@@ -56,7 +56,13 @@ def test_pods_that_are_pending_are_waited_for_and_the_launch_says_why_they_are(k
             assert run.result(200) == [0, 1]
 
 
-def test_a_pod_that_is_killed_for_memory_says_so_in_the_first_line(kubernetes: Any) -> None:
+def test_a_rank_or_a_pod_that_is_killed_for_memory_says_so_in_the_first_line(kubernetes: Any) -> None:
+    def take_at_once() -> None:
+        taken = []
+        while tr.world().rank == 1:
+            taken.append(b"x" * (64 << 20))
+        time.sleep(600)
+
     def take() -> None:
         for process in Path("/proc").glob("[0-9]*/comm"):
             if process.read_text() == "java\n":  # Which the kernel prefers then to many small processes.
@@ -67,6 +73,8 @@ def test_a_pod_that_is_killed_for_memory_says_so_in_the_first_line(kubernetes: A
         time.sleep(600)
 
     with in_pods(kubernetes, **{"spark.executor.memoryOverhead": "900m"}) as spark:
+        with pytest.raises(RankFailed, match=r"its cgroup's limit of 1\.4 GB was reached: oom_kill 1"):
+            tr.launch(take_at_once, ranks=2, spark=spark, retries=0, **QUIET)
         with pytest.raises(RankFailed) as caught:
             tr.launch(take, ranks=2, spark=spark, retries=0, **QUIET)
         first = str(caught.value).partition("\n")[0]

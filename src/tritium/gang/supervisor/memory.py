@@ -24,6 +24,7 @@ class Memory:
         self._free: list[int] = []
         self.peak: int | None = None
         """The rank's peak at the last sample, in bytes."""
+        self.look()  # A rank may be killed before the first sample of a period.
 
     def look(self) -> None:
         """Sample the free memory, the rank's peak, and once its group's OOM kills so far. Call it periodically."""

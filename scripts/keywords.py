@@ -34,6 +34,7 @@ HOMES = {
     "Framework": "tritium.frameworks.framework",
     "GangKeywords": "tritium.gang.keywords",
     "OnStall": "tritium.gang.settings",
+    "Logs": "tritium.gang.settings",
     "Output": "tritium.gang.settings",
     "Where": "tritium.gang.settings",
 }

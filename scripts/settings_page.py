@@ -175,6 +175,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "on": "on='driver'",
             "py_files": "py_files=['ours.zip']",
             "output": "output='rank 0'",
+            "logs": "logs='json'",
             "progress": "progress=False",
             "ui": "ui=True",
             "trace": "trace=True",

@@ -24,8 +24,13 @@ def call(name: str, settings: Mapping[str, Any], first: str = "") -> str:
 
     first : the text before the settings.
     """
-    texts = [f"{key}={shown(sorted(value) if key == 'env' else value)}" for key, value in settings.items()]
-    return f"{name}({', '.join([first] * bool(first) + texts)})"
+    listed = [f"{key}={text}" for key, text in texts(settings).items()]
+    return f"{name}({', '.join([first] * bool(first) + listed)})"
+
+
+def texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings as short texts; of environment variables the names alone."""
+    return {key: shown(sorted(value) if key == "env" else value) for key, value in settings.items()}
 
 
 def changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

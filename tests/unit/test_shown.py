@@ -35,6 +35,11 @@ def test_an_estimator() -> None:
         "TorchEstimator(model=make_net, optimizer=partial, feature_cols=['a', 'b'], label_cols=['y'], "
         "batch_size=16, loss=MSELoss, ranks=4, env=['TOKEN'], run_dir='s3://***@bucket/runs')"
     )
+    page = estimator._repr_html_()
+    assert "<h3>TorchEstimator</h3>" in page
+    assert "<tr><td>batch_size</td><td>16</td></tr>" in page
+    assert estimator.uid not in page
+    assert "secret" not in page
     assert repr(estimator.copy({estimator.getParam("batch_size"): 8})).count("batch_size=8") == 1
     assert repr(LightGBMRegressor(feature_cols=["a"], label_cols="y", num_iterations=7)) == (
         "LightGBMRegressor(feature_cols=['a'], label_cols='y', num_iterations=7)"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from tritium.frameworks.framework import Framework
-from tritium.gang.settings import OnStall, Output, Where
+from tritium.gang.settings import Logs, OnStall, Output, Where
 
 class GangKeywords(TypedDict, total=False):
     """The fields of `Gang`."""
@@ -56,6 +56,9 @@ class GangKeywords(TypedDict, total=False):
     process, one rank: for a debugger), or the name of a launcher that another package adds."""
     output: Output
     """Whose stdout and stderr is shown live: "all", "rank 0" or "none"."""
+    logs: Logs
+    """How ranks write what Python's `logging` is given, with the levels of the driver: 'text', in the driver's
+    format where it has one, or 'json', a line of JSON for each record, with its rank."""
     trace: bool
     """Whether to measure where each rank's steps spend their time: the report then says so, with one line on what
     they wait for, and trace.json in the run directory is a timeline of all ranks. Costs a few microseconds for every

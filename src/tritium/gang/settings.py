@@ -24,6 +24,7 @@ Where = Literal["cluster", "driver", "here"]
 ENTRY_POINTS = "tritium.launchers"
 """The group of entry points with further values of `on`."""
 Output = Literal["all", "rank 0", "none"]
+Logs = Literal["text", "json"]
 OnStall = Literal["end", "report"]
 
 _RESOURCE = re.compile(r"[A-Za-z][\w-]*")
@@ -165,6 +166,11 @@ class Gang:
         '"here" (this process, one rank: for a debugger), or the name of a launcher that another package adds.',
     )
     output: Output = _field("all", 'Whose stdout and stderr is shown live: "all", "rank 0" or "none".')
+    logs: Logs = _field(
+        "text",
+        "How ranks write what Python's `logging` is given, with the levels of the driver: 'text', in the driver's "
+        "format where it has one, or 'json', a line of JSON for each record, with its rank.",
+    )
     trace: bool = _field(
         False,
         "Whether to measure where each rank's steps spend their time: the report then says so, with one line on what "
@@ -219,6 +225,7 @@ class Gang:
         for name, choices in (
             ("on", places if self.on in places else (*places, *entry_points(group=ENTRY_POINTS).names)),
             ("output", ("all", "rank 0", "none")),
+            ("logs", ("text", "json")),
             ("on_stall", ("end", "report")),
             *((name, (True, False)) for name in ("persist", "trace", "progress", "ui")),
         ):

@@ -20,7 +20,7 @@ from tritium.gang.settings import Gang
 from tritium.ml.extras import needed
 from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values
 from tritium.ml.settings import PREDICTION_COLUMNS, Settings
-from tritium.shown import call, changed
+from tritium.shown import call, changed, texts
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -77,11 +77,20 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         return combined(self.kind, None, None, {**values(self, self.kind), **values(self, Gang)})
 
     def __repr__(self) -> str:
+        return call(type(self).__name__, self._changed())
+
+    def _changed(self) -> dict[str, Any]:
         values = {param.name: value for param, value in self._paramMap.items()}
         defaults = {param.name: value for param, value in self._defaultParamMap.items()}
         names = [name for name in (*self.kind.fields(), *Gang.fields()) if name in values]
         names.sort(key=lambda name: name in defaults)  # Those that must be given come first.
-        return call(type(self).__name__, changed({name: values[name] for name in names}, defaults))
+        return changed({name: values[name] for name in names}, defaults)
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the settings that differ from their defaults."""
+        from tritium.observe.page import section, table
+
+        return section(type(self).__name__, table(("setting", "value"), list(texts(self._changed()).items())))
 
     def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
         """Return a copy with these params, which trains in its own directory below `run_dir`, if that is given."""

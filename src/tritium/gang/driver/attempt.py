@@ -11,6 +11,7 @@ from tritium import aliases, frameworks, ship
 from tritium.accelerators import Accelerators
 from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
+from tritium.gang import rank_logs
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.driver.recorder import Recorder
@@ -170,7 +171,7 @@ def order_of(
         address=coordinator.address,
         secret=coordinator.secret,
         job=job,
-        env={**attempt.trackers, **gang.env},
+        env={**attempt.trackers, **rank_logs.described(gang.logs), **gang.env},
         cpus=gang.cpus,
         accelerators=Accelerators.of(gang),
         framework=frameworks.find(gang.framework),

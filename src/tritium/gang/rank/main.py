@@ -32,6 +32,7 @@ from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
 from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
+from tritium.gang import rank_logs
 from tritium.gang.failure import Failure
 from tritium.gang.rank.control import RankControl
 from tritium.gang.rank.environment import (
@@ -92,6 +93,7 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
         control.listen()
         with entered(control.join()) as world:
             prepare_environment(world, control.assignment)
+            rank_logs.set_up(world.rank, world.run_id)
             compare_versions(framework, world)
             if world.size > 1 and not (framework and framework.pmi):
                 mpi.refuse(world.size)

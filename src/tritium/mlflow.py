@@ -15,6 +15,7 @@ from tritium.model import registry
 from tritium.model.model import Model, load
 from tritium.model.table import kinds_of_columns
 from tritium.observe.stream import listen
+from tritium.observe.whole_steps import WholeSteps
 
 __all__ = ["load_model", "log_model", "save_model", "tracked"]
 
@@ -56,8 +57,7 @@ class _Tracker:
         )
         self._runs: dict[str, tuple[str, str]] = {}
         """Run → the id of MLflow's, and its directory."""
-        self._steps: dict[str, int] = {}
-        """Run → the steps of an epoch, once that is known."""
+        self._steps = WholeSteps()
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, RunOpened):
@@ -80,17 +80,14 @@ class _Tracker:
 
     def _log(self, event: Logged, run_id: str) -> None:
         """Log numbers at their step of the whole training, or else at their epoch."""
-        if event.steps is not None:
-            self._steps[event.run] = event.steps
-        before = (event.epoch or 0) * self._steps.get(event.run, 0)
-        step = event.epoch if event.step is None else before + event.step
+        step = self._steps.step(event)
         numbers = {name: float(value) for name, value in (event.values or {}).items()}
         epoch = {} if event.epoch is None else {"epoch": float(event.epoch)}
         # Without waiting for the server: a training may log faster than that answers.
         self._mlflow.log_metrics(numbers | epoch, step=step, run_id=run_id, synchronous=False)
 
     def _end(self, event: RunEnded, run_id: str, run_dir: str) -> None:
-        self._steps.pop(event.run, None)
+        self._steps.forget(event.run)
         try:
             self._mlflow.flush_async_logging()
             page = file_system.read(f"{run_dir}/report.html").decode()

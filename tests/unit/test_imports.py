@@ -28,7 +28,7 @@ LAYERS = (
     "integration",
     "cli",
     "compat",
-    "flyte mlflow",
+    "flyte mlflow tensorboard",
     "ml",
     "predict",
     "gang",

@@ -12,6 +12,7 @@ import pytest
 
 import tritium
 import tritium.mlflow
+import tritium.tensorboard
 import tritium.torch
 from tritium.gang.settings import Gang
 
@@ -59,5 +60,6 @@ def test_every_public_name_has_an_entry() -> None:
     expected |= {f"tritium.ml.{name}" for name in tritium.ml.__all__ if not name.endswith("Settings")}
     expected |= {f"tritium.torch.{name}" for name in tritium.torch.__all__}
     expected |= {f"tritium.mlflow.{name}" for name in tritium.mlflow.__all__}
+    expected |= {f"tritium.tensorboard.{name}" for name in tritium.tensorboard.__all__}
     expected |= {f"tritium.errors.{name}" for name in errors}
     assert not expected - entries

@@ -24,7 +24,7 @@ from tritium.gang.driver.address import driver_place
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import cluster_of
 from tritium.spark.cluster.base import Cluster
-from tritium.spark.errors import first_line, text_of, translate
+from tritium.spark.errors import chain, first_line, translate
 from tritium.spark.python import drivers_python
 
 _JOB_SECONDS = 60.0
@@ -112,8 +112,8 @@ def _cluster(
         raise
     except Exception as error:  # noqa: BLE001 - Spark's own, Py4J's or gRPC's, which all mean that there is no session
         where = remote or master or "spark.master"
-        fix = f"see that {where} is reached from here, and that pyspark is of the cluster's version"
-        return [*findings, Finding("session", first_line(text_of(error)), fix)]
+        fix = f"see those words, that {where} is reached from here, and that pyspark is of the cluster's version"
+        return [*findings, Finding("session", first_line(chain(error)[-1].message), fix)]
     try:
         return [*findings, *_examined(spark, file)]
     finally:

@@ -198,6 +198,7 @@ def translate(
     error: BaseException,
     *,
     stopped: bool = False,
+    where_it_ended: str = "",
     in_gang: Callable[[int, int], bool] = lambda stage, task: False,
     of_task: Callable[[str], TritiumError | None] = lambda line: None,
     why_lost: str = WHY_LOST,
@@ -205,25 +206,30 @@ def translate(
     """Return the Tritium error for Spark's exception, which becomes its attribute `spark_error`.
 
     stopped  : whether the session was stopped.
+    where_it_ended : of one that this program has not stopped, the sentence on where the cluster's manager says why.
     in_gang  : tells whether a stage or a task id is the gang's.
     of_task  : returns the error for the last line of a traceback from the gang's own task, where it knows one.
     why_lost : the pattern of lines that say why an executor was lost, see `Cluster.why_lost`.
     """
     links = chain(error)
     how = replace(ended(links, in_gang), why_lost=why_lost)
-    problem = _translated(links, how, stopped, of_task)
+    problem = _translated(links, how, stopped, where_it_ended, of_task)
     problem.spark_error = error
     return problem
 
 
 def _translated(
-    links: list[Link], how: Ended, stopped: bool, of_task: Callable[[str], TritiumError | None]
+    links: list[Link],
+    how: Ended,
+    stopped: bool,
+    where_it_ended: str,
+    of_task: Callable[[str], TritiumError | None],
 ) -> TritiumError:
     head = links[0]
     if stopped or _STOPPED.match(head.message):
         return JobFailed(
             "The Spark job of this run was cancelled, because its SparkSession was stopped; all its ranks have been "
-            "ended. Make a new session, and launch with it.",
+            f"ended. {where_it_ended}{' ' * bool(where_it_ended)}Make a new session, and launch with it.",
             cancelled=True,
         )
     cancelled = _CANCELLED.match(head.message)

@@ -68,9 +68,14 @@ class Session:
         context = self.spark.sparkContext._jsc
         return context is None or bool(context.sc().isStopped())
 
+    @property
+    def stopped_itself(self) -> bool:
+        """Whether the session was stopped in the JVM, which Python's own `stop` is known not to be."""
+        return self.spark.sparkContext._jsc is not None and self.is_stopped
+
     def refuse_stopped(self) -> None:
-        """Raise BadSetting where the session was stopped from Python. Asks the JVM nothing."""
-        if self.spark.sparkContext._jsc is None:
+        """Raise BadSetting where the session was stopped, from Python or in the JVM."""
+        if safely(lambda: self.is_stopped, False):
             raise BadSetting("This SparkSession has been stopped. Make a new one, and launch with it.")
 
     # ---- jobs

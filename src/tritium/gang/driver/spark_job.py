@@ -112,6 +112,7 @@ class SparkJob(TaggedJob[pa.Table]):
             told = translate(
                 error,
                 stopped=stopped,
+                where_it_ended=self._where_it_ended() if stopped else "",
                 in_gang=self._in_gang,
                 of_task=unreachable_in,
                 why_lost=self._cluster.why_lost,
@@ -124,6 +125,10 @@ class SparkJob(TaggedJob[pa.Table]):
                 lost=False,
             )
             return caused(told, error)
+
+    def _where_it_ended(self) -> str:
+        session = self.session
+        return self._cluster.where_it_ended.format(application=session.id) if session.stopped_itself else ""
 
     def _in_gang(self, stage: int, task: int) -> bool:
         """Tell whether a stage or a task is the gang's; without barrier stages, by the tasks that have reported."""

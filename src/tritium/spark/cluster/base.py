@@ -84,6 +84,9 @@ class Cluster:
     why_lost: ClassVar[str] = WHY_LOST
     """A pattern of those lines about a lost executor that say why it was lost."""
 
+    where_it_ended: ClassVar[str] = ""
+    """The sentence on where the manager says why it has ended {application}; "": it ends none."""
+
     def __init__(self, session: Session) -> None:
         self.session = session
         self.master = session.setting("spark.master")
@@ -157,6 +160,7 @@ class Cluster:
         """Return the world size that the present slots allow. Raises NotEnoughSlots."""
         available = self.await_slots(gang, note, again)
         if available < gang.least:
+            self.session.refuse_stopped()  # A session that has ended meanwhile has no slots either.
             raise NotEnoughSlots(_too_few(self, gang, available), needed=gang.least, available=available)
         return min(gang.most, available)
 

@@ -118,6 +118,31 @@ def test_a_gang_that_may_be_smaller_does_not_wait_for_pending_pods() -> None:
     assert cluster.sleeps == 0
 
 
+class OnYarn(Yarn):
+    """One executor of two, where there were two before; the application is long beyond its youth."""
+
+    def __init__(self) -> None:
+        super().__init__(session(1000, spark_master="yarn", spark_yarn_queue="gangs"))
+
+    def slots(self, gang: Gang) -> int:
+        return 1
+
+    def executors(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_executors_that_yarn_was_asked_for_are_waited_for_and_the_error_says_what_they_wait_for(lost: bool) -> None:
+    cluster = OnYarn()
+    cluster.reservations().executors = 2 if lost else 0
+    with pytest.raises(StartTimeout, match=r"had 1 after start_timeout=0\.3 s: 1 of 2 executors run; YARN") as caught:
+        cluster.count_ranks(Gang(ranks=2, start_timeout=0.3, replacement_timeout=0.1), str, again=lost)
+    assert "its queue 'gangs' has room" in str(caught.value)
+    assert ("yarn.nm.liveness-monitor.expiry-interval-ms" in str(caught.value)) == lost
+    with pytest.raises(NotEnoughSlots, match="3 ranks need 3 slots"):
+        cluster.count_ranks(Gang(ranks=3, replacement_timeout=0.1), str, again=False)
+
+
 @pytest.mark.parametrize(("kind", "seconds"), [(Standalone, 15), (Kubernetes, 60), (Yarn, 30)])
 def test_replacements_are_waited_for_as_long_as_the_setting_says_or_the_kind_of_cluster(
     kind: type[base.Cluster], seconds: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,10 @@ class _Settings(Protocol):
     def gpus(self) -> float: ...
     @property
     def accelerator(self) -> str: ...
+    @property
+    def gpu_type(self) -> str | Sequence[str] | None: ...
+    @property
+    def mixed(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +27,20 @@ class Accelerators:
 
     amount   : devices of a rank, whole or a fraction of one.
     resource : their name in Spark, as in `spark.executor.resource.<name>.amount`.
+    kinds    : the names of those that the gang may have, as `H100`; any where there is none.
+    mixed    : whether a gang may have several kinds.
     """
 
     amount: float = 0
     resource: str = GPU
+    kinds: tuple[str, ...] = ()
+    mixed: bool = False
 
     @classmethod
     def of(cls, gang: _Settings) -> Accelerators:
         """Return those that the settings ask for."""
-        return cls(amount=gang.gpus, resource=gang.accelerator)
+        kinds = (gang.gpu_type,) if isinstance(gang.gpu_type, str) else tuple(gang.gpu_type or ())
+        return cls(amount=gang.gpus, resource=gang.accelerator, kinds=kinds, mixed=gang.mixed == "allow")
 
     def __bool__(self) -> bool:
         return self.amount > 0
@@ -53,6 +63,11 @@ class Accelerators:
         """Return the addresses of the `index`-th rank of a machine with these."""
         first = index // self.sharers * self.whole
         return tuple(addresses[first : first + self.whole])
+
+    def allows(self, name: str) -> bool:
+        """Return whether a device of this name may be the gang's: `A10` is none of `NVIDIA A100-SXM4-80GB`."""
+        words = (rf"(?<![a-z0-9]){re.escape(kind.lower())}(?![a-z0-9])" for kind in self.kinds)
+        return not self.kinds or any(re.search(word, name.lower()) for word in words)
 
     def device(self, index: int) -> str:
         """Return the name of the device of this index among those that a rank can see: `cuda:1`, `npu:1`."""

@@ -171,7 +171,8 @@ class RankReported(Event, kind="reported"):
 class GangFormed(Event, kind="formed"):
     """Every rank is ready.
 
-    peers : by rank its `rank`, `host`, `address`, `local_rank`, `device` and `pid`.
+    peers : by rank its `rank`, `host`, `address`, `local_rank`, `device`, `pid` and `devices`, the fields of
+            each Device.
     """
 
     peers: Sequence[Mapping[str, Any]]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tritium as tr
-from tritium.errors import NotEnoughSlots
+from tritium.errors import BadSetting, NotEnoughSlots
 from tritium.spark.cluster import cluster_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,6 +69,10 @@ class TestWhereTheSessionsTasksHaveNone:
         assert "gpus=0.5: 2 ranks share a device" in notes
         ranks = json.loads((run / "report.json").read_text())["ranks"]
         assert [rank["devices"] for rank in ranks] == [[{"address": address}] for *_, (address,) in results]
+
+    def test_a_kind_that_no_executor_can_read(self, cluster: Any) -> None:
+        with pytest.raises(BadSetting, match=r"gpu_type=\['H100'\]: the kind of GPU '.' of task 0 on .* can't be read"):
+            launch(cluster.spark, ranks=2, gpus=1, gpu_type="H100")
 
     def test_more_than_an_executor_has_and_another_resource(self, cluster: Any) -> None:
         with pytest.raises(NotEnoughSlots, match=r"needs 3 GPU\(s\) .*has 2 \(spark\.executor\.resource\.gpu\.am"):

@@ -44,7 +44,7 @@ def test_the_examples_of_settings_are_keywords(generator: ModuleType) -> None:
             assert isinstance(call, ast.Call)
             assert [keyword.arg for keyword in call.keywords] == [name]
             if name in gangs:
-                Gang(**{name: ast.literal_eval(call.keywords[0].value)})
+                Gang(**{"gpus": 1, name: ast.literal_eval(call.keywords[0].value)})
 
 
 def test_every_public_name_has_an_entry() -> None:

@@ -1,7 +1,7 @@
 """Settings as keywords, for type checkers and editors: written by scripts/keywords.py."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from tritium.frameworks.framework import Framework
 from tritium.gang.settings import Logs, OnStall, Output, Where
@@ -21,6 +21,12 @@ class GangKeywords(TypedDict, total=False):
     accelerator: str
     """The Spark resource that `gpus` counts, as in `spark.executor.resource.gpu.amount`. Another name, as "npu" or
     "fpga", gives ranks those devices."""
+    gpu_type: str | Sequence[str] | None
+    """The kind of GPU that every rank must have, "H100", or a list: a part of the name that NVIDIA gives it. Checked
+    before the function is called. None: any."""
+    mixed: Literal["refuse", "allow"]
+    """Whether GPUs of several kinds may train together: "refuse" ends such a gang before the function is called, as
+    each step waits for the slowest one; "allow" lets it train."""
     env: Mapping[str, str]
     """Environment variables set in every rank before anything is imported."""
     run_dir: str | None

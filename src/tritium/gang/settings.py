@@ -33,6 +33,7 @@ ELSEWHERE = {
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
     **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
+    **dict.fromkeys(("accelerator_type", "gpu_kind", "gpu_types", "gpu_name"), "gpu_type"),
     **dict.fromkeys(("resource", "resource_name", "accelerator_resource", "device_type"), "accelerator"),
     **dict.fromkeys(("num_cpus", "cpus_per_rank", "threads"), "cpus"),
     **dict.fromkeys(("max_restarts", "max_failures", "max_retries"), "retries"),
@@ -115,6 +116,16 @@ class Gang:
         "gpu",
         'The Spark resource that `gpus` counts, as in `spark.executor.resource.gpu.amount`. Another name, as "npu" or '
         '"fpga", gives ranks those devices.',
+    )
+    gpu_type: str | Sequence[str] | None = _field(
+        None,
+        'The kind of GPU that every rank must have, "H100", or a list: a part of the name that NVIDIA gives it. '
+        "Checked before the function is called. None: any.",
+    )
+    mixed: Literal["refuse", "allow"] = _field(
+        "refuse",
+        'Whether GPUs of several kinds may train together: "refuse" ends such a gang before the function is called, as '
+        'each step waits for the slowest one; "allow" lets it train.',
     )
     env: Mapping[str, str] = _field(dict, "Environment variables set in every rank before anything is imported.")
     run_dir: str | None = _field(
@@ -227,6 +238,7 @@ class Gang:
             ("output", ("all", "rank 0", "none")),
             ("logs", ("text", "json")),
             ("on_stall", ("end", "report")),
+            ("mixed", ("refuse", "allow")),
             *((name, (True, False)) for name in ("persist", "trace", "progress", "ui")),
         ):
             if getattr(self, name) not in choices:
@@ -268,6 +280,16 @@ class Gang:
             yield f"accelerator={name!r} needs gpus=, the number of them that a rank has: gpus=1."
         elif name != GPU and self.on in ("driver", "here"):
             yield f"accelerator={name!r}: only Spark tells where those are, and on={self.on!r} starts no Spark task."
+
+        kinds = [self.gpu_type] if isinstance(self.gpu_type, str) else self.gpu_type
+        if kinds is None:
+            return
+        if not isinstance(kinds, list | tuple) or not kinds or not all(isinstance(k, str) and k.strip() for k in kinds):
+            yield f'gpu_type={self.gpu_type!r} must be a part of a GPU\'s name, as "H100", or a list of such.'
+        elif not gpus or name != GPU:
+            yield f"gpu_type={self.gpu_type!r} needs GPUs: gpus=1."
+        elif self.on == "here":
+            yield f'gpu_type={self.gpu_type!r} is checked when ranks start; on="here" starts none, on="driver" does.'
 
     def _wrong_framework(self) -> Any:
         if isinstance(self.framework, list | tuple | set):

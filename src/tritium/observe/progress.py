@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Literal
 
@@ -159,7 +160,9 @@ class Progress:
         self.ranks = len(event.peers)
         hosts = list(dict.fromkeys(str(peer["host"]) for peer in event.peers))
         names = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
-        self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names}"
+        kinds = Counter(str(d["name"]) for peer in event.peers for d in peer.get("devices", ()) if d.get("name"))
+        devices = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+        self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names}" + f" with {devices}" * bool(kinds)
         return self._unless_live(f"{self._phase} after {self._elapsed():.1f} s")
 
     def _on_rows(self, event: RowsCounted) -> list[str]:

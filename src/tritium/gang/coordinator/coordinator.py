@@ -289,6 +289,7 @@ class Coordinator:
         member.ready = True
         member.pid = int(message["pid"])
         member.listed = {str(k): str(v) for k, v in message.fields.get("gpus", {}).items()}
+        member.facts = message.fields.get("devices", {})
         if len(self.members) == self.size and all(m.ready for m in self.members.values()):
             self._form()
 

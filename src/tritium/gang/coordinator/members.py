@@ -30,6 +30,8 @@ class Member:
     gpus: tuple[str, ...] = ()
     listed: Mapping[str, str] = field(default_factory=dict)
     """Address → UUID of all GPUs that it can see."""
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Address → what is known of its own devices: the fields of a Device."""
     executor: str = ""
     spark_executor: str = ""
     """Spark's id of its executor; "" where that is not known."""
@@ -86,7 +88,7 @@ class Member:
             "local_rank": self.local_rank,
             "device": device,
             "pid": self.pid,
-            "devices": [{"address": address} for address in self.gpus],
+            "devices": [{"address": address, **self.facts.get(address, {})} for address in self.gpus],
         }
 
 

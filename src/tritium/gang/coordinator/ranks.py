@@ -88,7 +88,7 @@ def uuid(member: Member, gpu: str) -> str | None:
 
 def device_problem(members: Sequence[Member], accelerators: Accelerators) -> BadSetting | None:
     """Return an error if these members can't train on the devices that they were given, else None."""
-    return _lacking(members, accelerators) or shared(members, accelerators.sharers)
+    return _lacking(members, accelerators) or shared(members, accelerators.sharers) or _of_kinds(members, accelerators)
 
 
 def _lacking(members: Sequence[Member], accelerators: Accelerators) -> BadSetting | None:
@@ -101,6 +101,39 @@ def _lacking(members: Sequence[Member], accelerators: Accelerators) -> BadSettin
                 "to CPUs.",
                 setting="gpus",
             )
+    return None
+
+
+def _of_kinds(members: Sequence[Member], accelerators: Accelerators) -> BadSetting | None:
+    """Return an error for devices of a kind that the gang must not have, or of several kinds, else None."""
+    places: dict[str, list[str]] = {}
+    for member in sorted(members, key=lambda m: m.partition):
+        for gpu in member.gpus:
+            name = str(member.facts.get(gpu, {}).get("name", ""))
+            places.setdefault(name, []).append(f"{gpu!r} of task {member.partition} on {member.host}")
+    if wrong := [name for name in places if not accelerators.allows(name)]:
+        kinds = list(accelerators.kinds)
+        where, more = places[wrong[0]][0], sum(len(places[name]) for name in wrong) - 1
+        rest = f", and {more} more are of another kind" * (more > 0)
+        if not wrong[0]:
+            return BadSetting(
+                f"gpu_type={kinds}: the kind of GPU {where} can't be read{rest}. Install nvidia-ml-py there, or put "
+                "nvidia-smi on the PATH of executors.",
+                setting="gpu_type",
+            )
+        return BadSetting(
+            f"gpu_type={kinds}: GPU {where} is a {wrong[0]}{rest}. Spark chooses among all GPUs of the application: "
+            "let its workers list those of that kind only, or name this one, too.",
+            setting="gpu_type",
+        )
+    names = {name: listed for name, listed in places.items() if name}
+    if len(names) > 1 and not accelerators.mixed:
+        counts = "; ".join(f"{len(listed)} {name}, first {listed[0]}" for name, listed in names.items())
+        return BadSetting(
+            f"The gang's GPUs are of {len(names)} kinds ({counts}), and each step would wait for the slowest one. Let "
+            'workers list one kind only, or train on all of them: mixed="allow".',
+            setting="mixed",
+        )
     return None
 
 

@@ -19,9 +19,17 @@ class Device:
     """An accelerator of a rank.
 
     address : by which Spark has assigned it: a number, or a UUID.
+    name    : of its kind, as `NVIDIA H100 80GB HBM3`; "" where it is not known, as of all but NVIDIA's GPUs.
+    memory  : bytes; None where nvidia-ml-py is not installed.
+    uuid    : of the GPU, or of the part of it that is assigned (MIG).
+    driver  : its version; "" where nvidia-ml-py is not installed.
     """
 
     address: str
+    name: str = ""
+    memory: int | None = None
+    uuid: str = ""
+    driver: str = ""
 
 
 @dataclass(frozen=True)

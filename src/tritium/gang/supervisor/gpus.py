@@ -1,20 +1,26 @@
-"""List the GPUs of this machine, for ranks without Spark (driver), and their UUIDs (supervisor)."""
+"""List the GPUs of this machine, for ranks without Spark (driver), and their kinds and UUIDs (supervisor)."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from typing import IO
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import IO, Any
 
 from tritium.accelerators import Accelerators
 from tritium.errors import NotEnoughSlots
 from tritium.gang.settings import Gang
+from tritium.gang.supervisor import nvml
 
 LISTING_SECONDS = 10.0  # Some drivers need seconds to wake up.
 
@@ -58,30 +64,37 @@ def _listed() -> tuple[list[str], str]:
 
 
 _ENTRY = re.compile(r"\d+|(GPU|MIG)-\S+")
-_GPU = re.compile(r"GPU (\d+): .*\(UUID: ([^)]+)\)")
-_MIG = re.compile(r"\s+MIG .*\(UUID: ([^)]+)\)")
+_LINE = re.compile(r"(\s*)(?:GPU \d+: )?(.*?)\s*(?:Device +\d+: *)?\(UUID: ([^)]+)\)")
+"""A line of `nvidia-smi -L`: a GPU, or an indented part of the one before (MIG)."""
 
 
 class Listing:
-    """The GPUs that nvidia-smi lists, read in the background, as it may take seconds. Must be closed."""
+    """The GPUs that this task can see, read in the background, as it may take seconds. Must be closed.
 
-    def __init__(self) -> None:
-        program = shutil.which("nvidia-smi")
+    They are read by nvidia-ml-py where it is installed, else by nvidia-smi, which is asked for names and UUIDs only: in
+    a process, as a driver that hangs must not hang the supervisor.
+    """
+
+    def __init__(self, addresses: Sequence[str] = ()) -> None:
+        self._addresses = addresses
         self._process: subprocess.Popen[bytes] | None = None
         self._answer: IO[bytes] = io.BytesIO()
-        if program is None:
+        command = [shutil.which("nvidia-smi") or "", "-L"]
+        if find_spec("pynvml") is not None:
+            command = [sys.executable, "-c", inspect.getsource(nvml)]  # Executors may have Tritium as a zip.
+        if not command[0]:
             return
         with contextlib.suppress(OSError):  # If it can't be run, or the disk is full, no UUID is known.
             self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold it
             self._process = subprocess.Popen(
-                [program, "-L"], stdin=subprocess.DEVNULL, stdout=self._answer, stderr=subprocess.DEVNULL
+                command, stdin=subprocess.DEVNULL, stdout=self._answer, stderr=subprocess.DEVNULL
             )
 
-    def uuids(self) -> dict[str, str]:
-        """Return index → UUID of every visible GPU; empty where nvidia-smi is absent or does not answer.
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return index → facts of every visible GPU, the fields of a Device; empty where nothing answers.
 
-        A divided GPU (MIG) gives the UUID of its instance if only one is visible, and is left out if several are, as it
-        is not known which one is meant.
+        A divided GPU (MIG) gives those of its part if only one is visible, and is left out if several are, as it is not
+        known which one is meant.
         """
         if self._process is None:
             return {}
@@ -90,16 +103,28 @@ class Listing:
         except subprocess.TimeoutExpired:
             return {}
         self._answer.seek(0)
-        parts: dict[str, list[str]] = {}
-        for line in self._answer.read().decode("utf-8", "replace").splitlines():
-            if match := _GPU.match(line):
-                parts[match[1]] = [match[2]]
-            elif parts and (match := _MIG.match(line)):
-                parts[list(parts)[-1]].append(match[1])
-        return {index: uuids[-1] for index, uuids in parts.items() if len(uuids) <= 2}
+        text = self._answer.read().decode("utf-8", "replace")
+        devices: list[list[dict[str, Any]]] = json.loads(text) if text.startswith("[") else []
+        for line in text.splitlines() if not devices else ():
+            if match := _LINE.match(line):
+                if not match[1]:
+                    devices.append([{"name": match[2], "uuid": match[3]}])
+                elif devices:
+                    devices[-1].append({"name": f"{devices[-1][0]['name']} {match[2]}", "uuid": match[3]})
+        return {str(index): parts[-1] for index, parts in enumerate(devices) if len(parts) <= 2}
+
+    def uuids(self) -> dict[str, str]:
+        """Return index → UUID of every visible GPU; see `facts`."""
+        return {index: str(facts["uuid"]) for index, facts in self.facts().items()}
+
+    def assigned(self) -> dict[str, dict[str, Any]]:
+        """Return address → facts of the GPUs that are this task's, where they are known. An address may be a UUID."""
+        known = self.facts()
+        known |= {facts["uuid"]: facts for facts in known.values()}
+        return {address: known[address] for address in self._addresses if address in known}
 
     def close(self) -> None:
-        """End nvidia-smi if it still runs."""
+        """End the process if it still runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -155,7 +155,8 @@ class Relay:
                 self._supervisor.on_rank_failed(message)
                 continue
             if message.kind == "ready":
-                message.fields["gpus"] = self._listing.uuids() if self._listing else {}
+                if self._listing is not None:
+                    message.fields.update(gpus=self._listing.uuids(), devices=self._listing.assigned())
                 if self._rows is not None:
                     self._rows.ready.set()
             if message.kind == "finished":

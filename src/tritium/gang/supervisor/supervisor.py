@@ -181,7 +181,7 @@ class Supervisor:
             self._spawn(self._pmi.serve, "pmi")
         self._monitor.watch(self._process)
         if self.gpus and self.order.accelerators.resource == GPU:
-            self._listing = Listing()
+            self._listing = Listing(self.gpus)
         if self.order.plan:
             self._spooler = Spooler(self.order, self._spools, self._channel, self._to_rank, self.ending.check)
         self._relay.connect(self._channel, self._to_rank, rows=self._spooler, pmi=self._pmi, gpus=self._listing)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import tritium as tr
 from tritium.errors import BadSetting, NotEnoughSlots
+from tritium.gang.rank.peers import Device
 from tritium.gang.settings import Gang
 from tritium.gang.supervisor.gpus import Listing, gpus_here
 
@@ -53,6 +56,107 @@ def test_two_ranks_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         tr.launch(where, ranks=3, **settings)
 
 
+NVML = """
+class NVMLError(Exception):
+    pass
+
+def nvmlInit():
+    pass
+
+def nvmlDeviceGetCount():
+    return {count}
+
+def nvmlDeviceGetHandleByIndex(index):
+    return "NVIDIA H100 80GB HBM3" if index < {h100} else "NVIDIA A100-SXM4-80GB", index
+
+def nvmlDeviceGetUUID(device):
+    return f"GPU-{{device[1]}}"
+
+def nvmlDeviceGetName(device):
+    return device[0].encode()  # as older versions of the library do
+
+class nvmlDeviceGetMemoryInfo:
+    total = 80 << 30
+
+    def __init__(self, device):
+        pass
+
+def nvmlSystemGetDriverVersion():
+    return "570.1"
+
+def nvmlDeviceGetMaxMigDeviceCount(device):
+    raise NVMLError("no parts")
+"""
+
+
+def nvidia_ml_py(folder: Path, monkeypatch: pytest.MonkeyPatch, *, count: int = 2, h100: int = 2) -> None:
+    """Simulate the library on a machine with so many GPUs, the first ones H100, the others A100."""
+    nvidia_smi(folder, monkeypatch, *(f"GPU-{index}" for index in range(count)))
+    modules = folder / "modules"
+    modules.mkdir(exist_ok=True)
+    (modules / "pynvml.py").write_text(NVML.format(count=count, h100=h100))
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+
+
+def own_devices() -> tuple[Any, ...]:
+    world = tr.world()
+    return world.peers[world.rank].devices
+
+
+def on_gpus(**settings: Any) -> list[Any]:
+    quiet: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "retries": 0, "ranks": 2, "gpus": 1}
+    return tr.launch(own_devices, **{**quiet, **settings})
+
+
+@pytest.mark.processes
+def test_every_rank_knows_the_kind_of_every_gpu_and_so_does_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_ml_py(tmp_path, monkeypatch)
+    wanted = [Device(str(k), "NVIDIA H100 80GB HBM3", 80 << 30, f"GPU-{k}", "570.1") for k in range(2)]
+    run = tmp_path / "run"
+    assert on_gpus(gpu_type=["A100", "h100"], run_dir=str(run)) == [(device,) for device in wanted]
+    ranks = json.loads((run / "report.json").read_text())["ranks"]
+    assert [rank["devices"] for rank in ranks] == [[asdict(device)] for device in wanted]
+
+
+@pytest.mark.processes
+def test_another_kind_or_several_are_refused_before_the_function_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_ml_py(tmp_path, monkeypatch, h100=1)
+    with pytest.raises(BadSetting, match=r"of 2 kinds \(1 NVIDIA H100.*; 1 NVIDIA A100.*'1' of task 1 .* mixed="):
+        on_gpus()
+    assert [devices[0].name for devices in on_gpus(mixed="allow")] == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]
+    with pytest.raises(BadSetting, match=r"gpu_type=\['A10'\]: GPU '0' of task 0 .* is a NVIDIA H100.*and 1 more"):
+        on_gpus(gpu_type="A10", mixed="allow")
+    with pytest.raises(BadSetting, match=r"gpu_type=\['H100'\]: GPU '1' of task 1 on .* is a NVIDIA A100"):
+        on_gpus(gpu_type="H100")
+
+
+@pytest.mark.processes
+def test_a_kind_that_can_not_be_read_is_not_taken_for_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, monkeypatch, "GPU-a", "GPU-b", says="exit 9")
+    assert on_gpus() == [(Device("0"),), (Device("1"),)]
+    with pytest.raises(BadSetting, match=r"gpu_type=\['H100'\]: the kind of GPU '0' .* can't be read.*nvidia-ml-py"):
+        on_gpus(gpu_type="H100")
+
+
+@pytest.mark.processes
+def test_without_the_library_nvidia_smi_tells_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(tmp_path, monkeypatch, "GPU-a", "GPU-b")
+    wanted = [(Device("0", "NVIDIA X", uuid="GPU-a"),), (Device("1", "NVIDIA X", uuid="GPU-b"),)]
+    assert on_gpus(gpu_type="x") == wanted
+    nvidia_ml_py(tmp_path, monkeypatch)
+    broken = tmp_path / "modules" / "pynvml.py"
+    broken.write_text(broken.read_text().replace("pass", "raise NVMLError('no driver')"))
+    nvidia_smi(tmp_path, monkeypatch, "GPU-a", "GPU-b")
+    assert on_gpus() == wanted, "the library is there, and its driver is not"
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("visible", ["0,0", "GPU-a,GPU-a"])
 def test_one_that_is_given_twice_is_refused(visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +170,8 @@ def test_parts_of_a_divided_gpu_are_told_apart(tmp_path: Path, monkeypatch: pyte
     one = "GPU 0: NVIDIA X (UUID: GPU-a)\n  MIG 1g.5gb     Device  0: (UUID: MIG-{})"
     nvidia_smi(tmp_path, monkeypatch, says=f"echo '{one.format(7)}\nGPU 1: NVIDIA X (UUID: GPU-b)'")
     assert listed() == {"0": "MIG-7", "1": "GPU-b"}
+    with closing(Listing(["0", "GPU-b"])) as listing:
+        assert [facts["name"] for facts in listing.assigned().values()] == ["NVIDIA X MIG 1g.5gb", "NVIDIA X"]
     nvidia_smi(tmp_path, monkeypatch, says=f"echo '{one.format(7)}\n  MIG 1g.5gb     Device  1: (UUID: MIG-8)'")
     assert listed() == {}, "nobody knows which is meant"
 

@@ -77,7 +77,7 @@ def test_an_estimators_history_is_on_the_board(tmp_path: Path) -> None:
     with tritium.tensorboard.tracked(tmp_path / "board"):
         model = fit(
             rows, model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss(), feature_cols=["x"], label_cols=["y"],
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1), epochs=3, on="driver", verbose=False,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1), epochs=3, on="driver",
         )  # fmt: skip
     (folder,) = (tmp_path / "board").iterdir()
     scalars = read(folder)

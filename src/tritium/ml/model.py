@@ -25,7 +25,6 @@ from tritium.model.published import versions
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.model.trust import Trust
-from tritium.predict import check as checking
 from tritium.predict.following import Followed, seconds_of
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
@@ -33,6 +32,7 @@ from tritium.shown import call, changed
 from tritium.spark.inside import hadoop
 
 if TYPE_CHECKING:
+    from tritium.predict.check import Checks
     from tritium.predict.into import Scored
 
 M = TypeVar("M", bound="TrainedModel")
@@ -293,9 +293,11 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     def _checked(self, dataset: Any) -> Any:
         """Return the DataFrame, counting rows unlike those of the training where `check` says so."""
         mode = self.getOrDefault(self.check)
-        checking.check_check(mode)
         if mode == "off":
             return dataset
+        from tritium.predict import check as checking
+
+        checking.check_check(mode)
         if is_spark(dataset):
             fields(self.signature, dataset.schema)  # Raises for columns that do not fit.
             dataset, self._counted = checking.observed(self.signature, dataset, mode)
@@ -305,7 +307,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
                 checking.warn(self._counted)
         return dataset
 
-    def checks(self, query: Any = None) -> checking.Checks:
+    def checks(self, query: Any = None) -> Checks:
         """Return how many rows of the DataFrame that was transformed last are unlike those of the training.
 
         Waits for its first action; later ones are not counted. `str()` of the result says it in words.
@@ -319,6 +321,8 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
                 "checks() is for a DataFrame that this object has transformed with check='count' or 'warn'; of a "
                 "stream give the query, checks(query)."
             )
+        from tritium.predict import check as checking
+
         if isinstance(self._counted, checking.Checks):
             return self._counted
         if query is not None:

@@ -6,6 +6,7 @@ The page is one file of HTML and SVG, without scripts, and loads nothing. Everyt
 from __future__ import annotations
 
 import html
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,6 +84,12 @@ class RunPage:
             section("Settings and versions", _settings(report)),
         )
         return "".join(parts)
+
+    def live(self, report: Mapping[str, Any]) -> str:
+        """Return the curves of the losses and the row of each rank as HTML, for a display that goes on."""
+        with self._lock:
+            charts = list(itertools.islice(self.charts("step"), 1))
+        return "".join(charts) + _ranks(report["ranks"])
 
     def document(self, report: Mapping[str, Any]) -> str:
         """Return the page as a whole file of HTML; see `body`."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from tritium.events import Logged
 
 RATE_SECONDS = 15.0
 """The window over which rows/s is a mean."""
+_POINTS = 200
+"""Beyond twice as many losses, every other one is dropped."""
 
 
 class TrainingPosition:
@@ -32,6 +35,8 @@ class TrainingPosition:
         """The time of the last log that changed the fraction."""
         self.position: dict[str, int] = {}
         self.values: dict[str, float | str] = {}
+        self.losses: list[float] = []
+        """The first loss of every log: of the whole training, thinned out."""
 
     def log(self, event: Logged) -> None:
         """Record a log of a rank."""
@@ -44,6 +49,11 @@ class TrainingPosition:
         if self._leader is None or event.rank <= self._leader:
             self._leader = event.rank
             self.values.update(event.values or {})
+            losses = (value for name, value in (event.values or {}).items() if "loss" in name)
+            if isinstance(loss := next(losses, None), int | float):  # A text is not finite.
+                self.losses.append(loss)
+                if len(self.losses) > 2 * _POINTS:
+                    del self.losses[1:-1:2]
             if event.epoch not in (None, self.position.get("epoch")) and event.step is None:
                 self.position.pop("step", None)  # That step is of another epoch.
             keys = ("step", "steps", "epoch", "epochs")
@@ -101,6 +111,19 @@ class TrainingPosition:
         if self.seconds_left is not None and self.fraction != 1.0:
             parts.append(f"{clock_time(self.seconds_left)} left")
         return ", ".join(parts)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 20) -> str:
+    """Return the course of finite numbers as bars of text, up to `width` of them: the least is the lowest bar."""
+    if len(values) < 2:
+        return ""
+    count = min(width, len(values))
+    means = [fmean(values[i * len(values) // count : (i + 1) * len(values) // count]) for i in range(count)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
 
 
 def number(value: float | str) -> str:

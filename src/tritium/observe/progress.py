@@ -24,11 +24,13 @@ from tritium.events import (
     RunEnded,
     Waiting,
 )
-from tritium.observe.position import TrainingPosition, clock_time
+from tritium.observe.position import TrainingPosition, clock_time, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+
+    from tritium.observe.notebook import NotebookView
 
 LINE_SECONDS = 5.0
 """The least time between two plain lines of rows and steps."""
@@ -48,8 +50,9 @@ class Progress:
     output : the ranks whose output is shown.
     show   : False shows only that output.
     title  : tells one of several runs from the others; every line of its own begins with it.
-    live   : whether to draw a live display. None: on a terminal, or in a notebook that has ipywidgets.
+    live   : whether to draw a live display. None: on a terminal, or in a notebook.
     stream : the stream to write to. None: `sys.stdout`, looked up for each line.
+    details: returns HTML for a notebook below the bar: curves and ranks.
     """
 
     def __init__(
@@ -62,8 +65,10 @@ class Progress:
         live: bool | None = None,
         stream: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        details: Callable[[], str] = str,
     ) -> None:
         self.ranks = ranks
+        self._details = details
         self._output = output
         self._show = show
         self._name = f"tritium {title}".rstrip()
@@ -86,6 +91,7 @@ class Progress:
         self._written = clock()
         self._closed = threading.Event()
         self._live: Live | None = None
+        self._notebook: NotebookView | None = None
         self._ticker: threading.Thread | None = None
         if show and live is not False:
             self._go_live(live)
@@ -122,6 +128,9 @@ class Progress:
                 rest.append(f"{self._name}: {self._summary()}")
         for line in rest:
             self._write(line)
+        if self._notebook is not None:
+            self._notebook.refresh()
+            terminal.release()
         if self._live is not None:
             live, self._live = self._live, None
             try:
@@ -205,11 +214,11 @@ class Progress:
     def _unless_live(self, *lines: str) -> list[str]:
         """Return the lines, or none where a live display shows them anyway."""
         self._pending = False
-        return [] if self._live is not None else list(lines)
+        return [] if self._is_live else list(lines)
 
     def _summary_when_due(self) -> list[str]:
         """Return the summary, but at most once in LINE_SECONDS."""
-        if self._live is not None:
+        if self._is_live:
             return []
         self._pending = self._clock() - self._last_line < LINE_SECONDS
         if self._pending:
@@ -223,6 +232,10 @@ class Progress:
     def _spooled(self) -> str:
         totals = [f"{sum(by_rank.values()):,} rows of {name!r}" for name, by_rank in self._rows.items()]
         return "spooled " + ", ".join(totals) if totals else ""
+
+    @property
+    def _is_live(self) -> bool:
+        return self._live is not None or self._notebook is not None
 
     def _elapsed(self) -> float:
         return self._clock() - self._begun
@@ -276,6 +289,14 @@ class Progress:
     # ---- The live display
 
     def _go_live(self, forced: bool | None) -> None:
+        if forced is None and self._stream is None and "IPython" in sys.modules:
+            from tritium.observe import notebook
+
+            if notebook.in_kernel():
+                if terminal.acquire(blocking=False):
+                    self._notebook = notebook.NotebookView(self._html)
+                    self._tick_every(notebook.REFRESH_SECONDS, self._notebook.refresh)
+                return
         from rich.console import Console
         from rich.live import Live
 
@@ -290,13 +311,18 @@ class Progress:
             terminal.release()
             return
         self._live = live
-        self._ticker = threading.Thread(target=self._tick, args=(live,), name="tritium-progress", daemon=True)
+        self._tick_every(REFRESH_SECONDS, live.refresh)
+
+    def _tick_every(self, seconds: float, refresh: Callable[[], object]) -> None:
+        self._ticker = threading.Thread(
+            target=self._tick, args=(seconds, refresh), name="tritium-progress", daemon=True
+        )
         self._ticker.start()
 
-    def _tick(self, live: Live) -> None:
-        while not self._closed.wait(REFRESH_SECONDS):
+    def _tick(self, seconds: float, refresh: Callable[[], object]) -> None:
+        while not self._closed.wait(seconds):
             try:
-                live.refresh()
+                refresh()
             except (OSError, ValueError):  # The terminal is gone, as in `_write`.
                 self._broken = True
                 return
@@ -307,11 +333,7 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
-        with self._lock:
-            status, spooled, steps = self._phase, self._spooled(), self._position.text()
-            fraction = self._position.fraction
-            if not self._rows and not steps and self._reported:
-                status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
+        status, spooled, steps, fraction, losses = self._state()
         head = Text.assemble((f"{self._name} ", "bold"), clock_time(self._elapsed()), "  ", status)
         if not steps:
             return Group(head, Text(spooled)) if spooled else head
@@ -320,7 +342,22 @@ class Progress:
         table = Table.grid(padding=(0, 2))
         table.add_column(width=20)
         table.add_row(ProgressBar(total=1.0, completed=fraction), Text(steps))
-        return Group(head, table)
+        return Group(head, table, Text(f"loss {losses}")) if losses else Group(head, table)
+
+    def _html(self) -> str:
+        status, spooled, steps, fraction, _ = self._state()
+        name, elapsed = self._name, clock_time(self._elapsed())
+        from tritium.observe import notebook
+
+        return notebook.status(name, elapsed, status, steps or spooled, fraction) + self._details()
+
+    def _state(self) -> tuple[str, str, str, float | None, str]:
+        """Return what the run does, its rows and its step in words, the share that is done, and a line of its loss."""
+        with self._lock:
+            status, steps = self._phase, self._position.text()
+            if not self._rows and not steps and self._reported:
+                status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
+            return status, self._spooled(), steps, self._position.fraction, sparkline(self._position.losses)
 
 
 def can_be_live(console: Console) -> bool:

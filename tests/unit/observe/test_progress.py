@@ -27,7 +27,7 @@ from tritium.events import (
     RunEnded,
     Waiting,
 )
-from tritium.observe.position import TrainingPosition, clock_time, number
+from tritium.observe.position import TrainingPosition, clock_time, number, sparkline
 from tritium.observe.progress import LINE_SECONDS, Progress
 
 PEERS = [{"rank": 0, "host": "b7"}, {"rank": 1, "host": "b9"}]
@@ -295,6 +295,22 @@ class TestTrainingPosition:
         assert position.seconds_left == pytest.approx(80)  # it runs down between two logs
         position.log(Logged(rank=0, step=9, steps=100, values={"loss": 0.5}))
         assert position.seconds_left == pytest.approx(80)  # and on, when a step logs twice
+
+    def test_the_course_of_the_loss(self, clock: Clock) -> None:
+        position = TrainingPosition(clock)
+        for step in range(10_000):
+            position.log(
+                Logged(rank=0, step=step, values={"lr": 9.0, "train_loss": 1.0 - step / 10_000, "loss_b": 5.0})
+            )
+            position.log(Logged(rank=1, step=step, values={"train_loss": 77.0}))
+        position.log(Logged(rank=0, step=10_000, values={"train_loss": "NaN"}))
+        assert len(position.losses) < 500
+        assert position.losses == sorted(position.losses, reverse=True)
+        bars = sparkline(position.losses)
+        assert bars == "".join(sorted(bars, reverse=True))
+        assert (len(bars), bars[0], bars[-1]) == (20, "█", "▁")
+        assert sparkline([3.0, 3.0, 3.0]) == "▁▁▁"
+        assert sparkline([1.0]) == ""
 
     def test_values_of_the_lowest_rank_that_logs(self, clock: Clock) -> None:
         position = TrainingPosition(clock)

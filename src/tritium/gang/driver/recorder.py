@@ -98,7 +98,7 @@ class Recorder:
                         run_dir=self.run_dir,
                     ) from error
                 shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
-                progress = Progress(self._gang.most, title=self._title, **shown)
+                progress = Progress(self._gang.most, title=self._title, details=self._live_page, **shown)
                 if self._gang.ui:
                     self._show_page(log, progress)
                 self._opened = log, progress
@@ -192,6 +192,9 @@ class Recorder:
         """Remove files that ranks have not stored completely; to be called when the ranks have ended."""
         if self._opened is not None:
             self._opened[0].drop_partial()
+
+    def _live_page(self) -> str:
+        return self._page.live(self._report.build())
 
     def page(self) -> str:
         """Return the page about the run so far, as HTML without a frame."""

@@ -1,0 +1,45 @@
+"""A run in the output of a notebook's cell, which changes while the run goes on (driver)."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Callable
+from typing import Any
+
+REFRESH_SECONDS = 0.5
+
+
+def in_kernel() -> bool:
+    """Return whether this process is the kernel of a notebook, whose cells can show HTML and replace it."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class NotebookView:
+    """HTML in the output of the present cell. `refresh` may be called from any thread, one at a time.
+
+    render : returns the HTML as it is now.
+    """
+
+    def __init__(self, render: Callable[[], str]) -> None:
+        from IPython import display as untyped
+
+        self._render, self._shown = render, render()
+        self._ipython: Any = untyped
+        self._handle: Any = self._ipython.display(self._ipython.HTML(self._shown), display_id=True)
+
+    def refresh(self) -> None:
+        """Show the present HTML in the place of the former."""
+        now = self._render()
+        if now != self._shown:
+            self._shown = now
+            self._handle.update(self._ipython.HTML(now))
+
+
+def status(name: str, elapsed: str, phase: str, steps: str, fraction: float | None) -> str:
+    """Return the first lines of a run as HTML: what it does, a bar where its length is known, its numbers."""
+    head = f"<p><b>{html.escape(name)}</b> {elapsed} &ensp; {html.escape(phase)}</p>"
+    bar = "" if fraction is None else f"<progress max='1' value='{fraction:.4f}' style='width: 20em'></progress> "
+    return head + (f"<p>{bar}{html.escape(steps)}</p>" if steps else "")

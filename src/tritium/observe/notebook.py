@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tritium.observe.position import RunState
 
 REFRESH_SECONDS = 0.5
 
@@ -38,8 +41,9 @@ class NotebookView:
             self._handle.update(self._ipython.HTML(now))
 
 
-def status(name: str, elapsed: str, phase: str, steps: str, fraction: float | None) -> str:
+def status(run: RunState) -> str:
     """Return the first lines of a run as HTML: what it does, a bar where its length is known, its numbers."""
-    head = f"<p><b>{html.escape(name)}</b> {elapsed} &ensp; {html.escape(phase)}</p>"
-    bar = "" if fraction is None else f"<progress max='1' value='{fraction:.4f}' style='width: 20em'></progress> "
-    return head + (f"<p>{bar}{html.escape(steps)}</p>" if steps else "")
+    head = f"<p><b>{html.escape(run.name)}</b> {run.elapsed} &ensp; {html.escape(run.status)}</p>"
+    share, numbers = run.fraction, run.steps or run.spooled
+    bar = "" if share is None else f"<progress max='1' value='{share:.4f}' style='width: 20em'></progress> "
+    return head + (f"<p>{bar}{html.escape(numbers)}</p>" if numbers else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from tritium.events import Logged
 
@@ -12,6 +13,18 @@ RATE_SECONDS = 15.0
 """The window over which rows/s is a mean."""
 _POINTS = 200
 """Beyond twice as many losses, every other one is dropped."""
+
+
+class RunState(NamedTuple):
+    """What a display shows of a run: texts, and the share of the steps that is done (None: unknown)."""
+
+    name: str
+    elapsed: str
+    status: str
+    spooled: str
+    steps: str
+    fraction: float | None
+    losses: str
 
 
 class TrainingPosition:

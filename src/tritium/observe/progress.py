@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 from tritium.events import (
     Event,
@@ -24,23 +23,15 @@ from tritium.events import (
     RunEnded,
     Waiting,
 )
-from tritium.observe.position import TrainingPosition, clock_time, sparkline
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-
-    from tritium.observe.notebook import NotebookView
+from tritium.observe.live import LiveDisplay, started
+from tritium.observe.position import RunState, TrainingPosition, clock_time, sparkline
 
 LINE_SECONDS = 5.0
 """The least time between two plain lines of rows and steps."""
-REFRESH_SECONDS = 0.25
 _LONGEST_LINE = 32 << 10
 _BAR_SECONDS = 0.2
 """The time between two times that Spark draws its progress bar."""
 _WIPE = f"\r{' ' * 80}\r"  # Spark removes the bar so, too, without a terminal's codes.
-
-terminal = threading.Lock()  # The one live display of this process holds it, and other runs write plain lines.
 
 
 class Progress:
@@ -68,7 +59,6 @@ class Progress:
         details: Callable[[], str] = str,
     ) -> None:
         self.ranks = ranks
-        self._details = details
         self._output = output
         self._show = show
         self._name = f"tritium {title}".rstrip()
@@ -89,12 +79,13 @@ class Progress:
         self._beside_bar = False
         """Whether Spark draws its progress bar on stderr."""
         self._written = clock()
-        self._closed = threading.Event()
-        self._live: Live | None = None
-        self._notebook: NotebookView | None = None
-        self._ticker: threading.Thread | None = None
+        self._closed = False
+        self._live: LiveDisplay | None = None
         if show and live is not False:
-            self._go_live(live)
+            try:
+                self._live = started(self._state, details, live, stream)
+            except (OSError, ValueError):  # The terminal is gone, as in `_write`.
+                self._broken = True
 
     def event(self, event: Event) -> None:
         """Show one event of the run; kinds that the display does not use are ignored."""
@@ -117,28 +108,21 @@ class Progress:
 
     def close(self) -> None:
         """Write what is pending, and stop the live display. May be called twice."""
-        if self._closed.is_set():
+        if self._closed:
             return
-        self._closed.set()
-        if self._ticker is not None:
-            self._ticker.join()
+        self._closed = True
+        if self._live is not None:
+            self._live.stop_drawing()
         with self._lock:
             rest = self._unfinished()
             if self._pending:
                 rest.append(f"{self._name}: {self._summary()}")
         for line in rest:
             self._write(line)
-        if self._notebook is not None:
-            self._notebook.refresh()
-            terminal.release()
         if self._live is not None:
-            live, self._live = self._live, None
-            try:
-                live.stop()
-            except (OSError, ValueError):  # The terminal is gone, as in `_write`.
-                self._broken = True
-            finally:
-                terminal.release()
+            display, self._live = self._live, None
+            display.close()
+            self._broken = self._broken or display.broken
 
     # ---- Events: each handler returns the lines to write
 
@@ -214,11 +198,11 @@ class Progress:
     def _unless_live(self, *lines: str) -> list[str]:
         """Return the lines, or none where a live display shows them anyway."""
         self._pending = False
-        return [] if self._is_live else list(lines)
+        return [] if self._live is not None else list(lines)
 
     def _summary_when_due(self) -> list[str]:
         """Return the summary, but at most once in LINE_SECONDS."""
-        if self._is_live:
+        if self._live is not None:
             return []
         self._pending = self._clock() - self._last_line < LINE_SECONDS
         if self._pending:
@@ -232,10 +216,6 @@ class Progress:
     def _spooled(self) -> str:
         totals = [f"{sum(by_rank.values()):,} rows of {name!r}" for name, by_rank in self._rows.items()]
         return "spooled " + ", ".join(totals) if totals else ""
-
-    @property
-    def _is_live(self) -> bool:
-        return self._live is not None or self._notebook is not None
 
     def _elapsed(self) -> float:
         return self._clock() - self._begun
@@ -260,13 +240,10 @@ class Progress:
 
     def _write(self, line: str) -> None:
         with self._writing:
-            if self._broken:
+            if self._broken or (self._live is not None and self._live.broken):
                 return
             try:
-                if self._live is not None:
-                    from rich.text import Text
-
-                    self._live.console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
+                if self._live is not None and self._live.write(line):
                     return
                 stream = self._stream or sys.stdout
                 encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -286,81 +263,11 @@ class Progress:
         except (AttributeError, OSError, ValueError):  # It is no file, such as a notebook's, or it is closed.
             return False
 
-    # ---- The live display
-
-    def _go_live(self, forced: bool | None) -> None:
-        if forced is None and self._stream is None and "IPython" in sys.modules:
-            from tritium.observe import notebook
-
-            if notebook.in_kernel():
-                if terminal.acquire(blocking=False):
-                    self._notebook = notebook.NotebookView(self._html)
-                    self._tick_every(notebook.REFRESH_SECONDS, self._notebook.refresh)
-                return
-        from rich.console import Console
-        from rich.live import Live
-
-        console = Console(file=self._stream, force_terminal=True if forced and self._stream else None)
-        if not (forced or can_be_live(console)) or not terminal.acquire(blocking=False):
-            return
-        live = Live(console=console, auto_refresh=False, get_renderable=self._render)
-        try:
-            live.start(refresh=True)
-        except (OSError, ValueError):  # The terminal is gone, as in `_write`.
-            self._broken = True
-            terminal.release()
-            return
-        self._live = live
-        self._tick_every(REFRESH_SECONDS, live.refresh)
-
-    def _tick_every(self, seconds: float, refresh: Callable[[], object]) -> None:
-        self._ticker = threading.Thread(
-            target=self._tick, args=(seconds, refresh), name="tritium-progress", daemon=True
-        )
-        self._ticker.start()
-
-    def _tick(self, seconds: float, refresh: Callable[[], object]) -> None:
-        while not self._closed.wait(seconds):
-            try:
-                refresh()
-            except (OSError, ValueError):  # The terminal is gone, as in `_write`.
-                self._broken = True
-                return
-
-    def _render(self) -> RenderableType:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        status, spooled, steps, fraction, losses = self._state()
-        head = Text.assemble((f"{self._name} ", "bold"), clock_time(self._elapsed()), "  ", status)
-        if not steps:
-            return Group(head, Text(spooled)) if spooled else head
-        if fraction is None:
-            return Group(head, Text(steps))
-        table = Table.grid(padding=(0, 2))
-        table.add_column(width=20)
-        table.add_row(ProgressBar(total=1.0, completed=fraction), Text(steps))
-        return Group(head, table, Text(f"loss {losses}")) if losses else Group(head, table)
-
-    def _html(self) -> str:
-        status, spooled, steps, fraction, _ = self._state()
-        name, elapsed = self._name, clock_time(self._elapsed())
-        from tritium.observe import notebook
-
-        return notebook.status(name, elapsed, status, steps or spooled, fraction) + self._details()
-
-    def _state(self) -> tuple[str, str, str, float | None, str]:
-        """Return what the run does, its rows and its step in words, the share that is done, and a line of its loss."""
+    def _state(self) -> RunState:
+        """Return what a live display shows."""
         with self._lock:
             status, steps = self._phase, self._position.text()
             if not self._rows and not steps and self._reported:
                 status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
-            return status, self._spooled(), steps, self._position.fraction, sparkline(self._position.losses)
-
-
-def can_be_live(console: Console) -> bool:
-    if console.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None
-    return console.is_terminal and not console.is_dumb_terminal
+            elapsed, losses = clock_time(self._elapsed()), sparkline(self._position.losses)
+            return RunState(self._name, elapsed, status, self._spooled(), steps, self._position.fraction, losses)

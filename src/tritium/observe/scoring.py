@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
+from tritium.observe.live import can_be_live, terminal
 from tritium.observe.position import clock_time
-from tritium.observe.progress import LINE_SECONDS, can_be_live, terminal
+from tritium.observe.progress import LINE_SECONDS
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

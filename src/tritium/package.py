@@ -54,6 +54,7 @@ _ON_THE_DRIVER = (
     "tritium/predict/lock.py",
     "tritium/predict/targets.py",
     "tritium/spark/cluster",
+    "tritium/spark/inside/batch_bytes.py",
     "tritium/spark/inside/partitions.py",
     "tritium/spark/inside/pods.py",
     "tritium/spark/inside/profiles.py",

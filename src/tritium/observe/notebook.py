@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tritium.observe.page import tag
+
 if TYPE_CHECKING:
     from tritium.observe.position import RunState
 
@@ -45,5 +47,5 @@ def status(run: RunState) -> str:
     """Return the first lines of a run as HTML: what it does, a bar where its length is known, its numbers."""
     head = f"<p><b>{html.escape(run.name)}</b> {run.elapsed} &ensp; {html.escape(run.status)}</p>"
     share, numbers = run.fraction, run.steps or run.spooled
-    bar = "" if share is None else f"<progress max='1' value='{share:.4f}' style='width: 20em'></progress> "
+    bar = "" if share is None else tag("progress", max="1", value=f"{share:.4f}", style="width: 20em") + " "
     return head + (f"<p>{bar}{html.escape(numbers)}</p>" if numbers else "")

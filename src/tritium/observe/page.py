@@ -94,12 +94,12 @@ class RunPage:
     def document(self, report: Mapping[str, Any]) -> str:
         """Return the page as a whole file of HTML; see `body`."""
         head = (
-            _tag("meta", charset="utf-8"),
-            _tag("meta", name="viewport", content="width=device-width"),
-            _tag("title", f"Run {_text(report['run'])}"),
-            _tag("style", _STYLE),
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width"),
+            tag("title", f"Run {_text(report['run'])}"),
+            tag("style", _STYLE),
         )
-        return f"<!doctype html>{_tag('html', ''.join(head) + _tag('body', self.body(report)), lang='en')}\n"
+        return f"<!doctype html>{tag('html', ''.join(head) + tag('body', self.body(report)), lang='en')}\n"
 
     def _log(self, event: Logged) -> None:
         for name, value in (event.values or {}).items():
@@ -221,8 +221,8 @@ def _bar(name: str, seconds: Mapping[str, float]) -> str:
     for number, (section, value) in enumerate(seconds.items()):
         color, share = _COLORS[number % len(_COLORS)], value / whole
         width = share * _WIDTH
-        parts.append(_tag("rect", x=left, width=width, height=_MARGIN, fill=color))
-        legend.append(f"{_tag('span', '■', style=f'color:{color}')} {_text(section)} {value:.1f} s ({share:.0%})")
+        parts.append(tag("rect", x=left, width=width, height=_MARGIN, fill=color))
+        legend.append(f"{tag('span', '■', style=f'color:{color}')} {_text(section)} {value:.1f} s ({share:.0%})")
         left += width
     return f"<p>{_text(name)}<br>{_drawing(_MARGIN, parts)}<br>{', '.join(legend)}</p>"
 
@@ -233,19 +233,19 @@ def _chart(curves: Mapping[str, Sequence[tuple[float, float]]], axis: str) -> st
     right = _WIDTH / ((last - first) or 1)
     up = (_HEIGHT - 2 * _MARGIN) / ((high - low) or 1)
     parts = [
-        _tag("text", f"{high:.4g}", x=0, y=12),
-        _tag("text", f"{low:.4g}", x=0, y=_HEIGHT - _MARGIN - 2),
-        _tag("text", f"{first:,.0f}", x=0, y=_HEIGHT - 2),
-        _tag("text", f"{axis} {last:,.0f}", x=_WIDTH, y=_HEIGHT - 2, text_anchor="end"),
+        tag("text", f"{high:.4g}", x=0, y=12),
+        tag("text", f"{low:.4g}", x=0, y=_HEIGHT - _MARGIN - 2),
+        tag("text", f"{first:,.0f}", x=0, y=_HEIGHT - 2),
+        tag("text", f"{axis} {last:,.0f}", x=_WIDTH, y=_HEIGHT - 2, text_anchor="end"),
     ]
     for number, (name, curve) in enumerate(curves.items()):
         color = _COLORS[number % len(_COLORS)]
         for attempt in _attempts(curve):
             places = [(right * (x - first), _HEIGHT - _MARGIN - up * (y - low)) for x, y in attempt]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            parts.append(_tag("polyline", points=path, fill="none", stroke=color, stroke_width=1.5))
-            parts += [_tag("circle", cx=x, cy=y, r=2, fill=color) for x, y in places if len(places) < 30]
-        parts.append(_tag("text", _text(name), x=_WIDTH, y=12 + 14 * number, text_anchor="end", fill=color))
+            parts.append(tag("polyline", points=path, fill="none", stroke=color, stroke_width=1.5))
+            parts += [tag("circle", cx=x, cy=y, r=2, fill=color) for x, y in places if len(places) < 30]
+        parts.append(tag("text", _text(name), x=_WIDTH, y=12 + 14 * number, text_anchor="end", fill=color))
     return f"<p>{_drawing(_HEIGHT, parts)}</p>"
 
 
@@ -260,10 +260,10 @@ def _attempts(curve: Sequence[tuple[float, float]]) -> list[list[tuple[float, fl
 
 
 def _drawing(height: int, parts: Sequence[str]) -> str:
-    return _tag("svg", "".join(parts), viewBox=f"0 -2 {_WIDTH} {height + 2}", width=_WIDTH)
+    return tag("svg", "".join(parts), viewBox=f"0 -2 {_WIDTH} {height + 2}", width=_WIDTH)
 
 
-def _tag(element: str, inner: str = "", /, **attributes: float | str) -> str:
+def tag(element: str, inner: str = "", /, **attributes: float | str) -> str:
     """Return an element with this HTML within it; `text_anchor` is the attribute `text-anchor`."""
     opened = [element]
     for key, value in attributes.items():

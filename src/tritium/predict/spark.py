@@ -34,9 +34,7 @@ from tritium.predict.following import Followed, Following
 from tritium.predict.worker import result_type, with_errors
 from tritium.spark.inside import jvm_bytes, older
 from tritium.spark.inside.as_rows import as_rows
-from tritium.spark.inside.hangs import refuse_hanging
 from tritium.spark.inside.jvm_bytes import as_bytes_or_array
-from tritium.spark.progress import on_micro_batch
 from tritium.spark.python import drivers_python
 
 if TYPE_CHECKING:
@@ -89,6 +87,8 @@ def score(
     more = (class_cols or ClassColumns()).of(model.signature, df.columns)
     errors = [error_col] if on_error == "column" else []
     refuse_taken([*names, *more.values(), *errors, *([VERSION] if followed else [])], df.columns)
+    from tritium.spark.inside.hangs import refuse_hanging
+
     refuse_hanging(df)
     schema = df.schema
     following = Following(followed, df.sparkSession) if followed and df.isStreaming else None
@@ -198,6 +198,7 @@ def _report(spark: Any, metrics: str) -> None:
     callbacks = listeners()
     if not callbacks:
         return
+    from tritium.spark.progress import on_micro_batch
 
     def scored(progress: Any, observed: Mapping[str, Any]) -> None:
         event = MicroBatchScored(metrics=metrics, query=str(progress.id), batch=progress.batchId, **observed)

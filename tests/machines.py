@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -169,15 +169,21 @@ class Host:
 
 
 class Cable:
-    """A direct link between two hosts, the only route for what they send to each other."""
+    """A direct link between two hosts, the only route for what they send to each other.
 
-    def __init__(self, first: Host, second: Host) -> None:
+    own : whether each end has an address of its own, so that the hosts reach each other by these only.
+    """
+
+    def __init__(self, first: Host, second: Host, *, own: bool = False) -> None:
         self._ends = ((first, second), (second, first))
         link = ("peer", "name", "direct", "netns", second.name)
         _ip("-n", first.name, "link", "add", "direct", "type", "veth", *link)
         for here, there in self._ends:
             _ip("-n", here.name, "link", "set", "direct", "up")
-            _ip("-n", here.name, "route", "add", there.far, "dev", "direct", "src", here.far)
+            if own:
+                _ip("-n", here.name, "addr", "add", f"10.190.0.{1 + (here is second)}/24", "dev", "direct")
+            else:
+                _ip("-n", here.name, "route", "add", there.far, "dev", "direct", "src", here.far)
 
     def cut(self) -> None:
         """Drop everything from now on, without an error at either end."""
@@ -211,14 +217,19 @@ def run_on_hosts(
     framework: Framework,
     each: int = 1,
     known: str | None = None,
+    cable: Literal["routed", "own", None] = "routed",
     seconds: float = 60.0,
-) -> None:
-    """Run a gang on two hosts, `each` ranks on each, with names and shared memory of their own. Raises its error.
+) -> list[str]:
+    """Run a gang on two hosts, `each` ranks on each, with names and shared memory of their own, and return its notes.
 
-    `known` is the line of a host's /etc/hosts, with {name} and {address}; None leaves the file as it is here.
+    known : the line of a host's /etc/hosts, with {name} and {address}; None leaves the file as it is here.
+    cable : by which the hosts reach each other, see Cable; None: they reach this machine alone.
+
+    Raises the gang's error.
     """
     with hosts(2) as both, contextlib.ExitStack() as stack:
-        Cable(*both)
+        if cable is not None:
+            Cable(*both, own=cable == "own")
         coordinator = stack.enter_context(serving(2 * each, host="0.0.0.0"))
         for partition, host in enumerate(both * each):
             address = (host.near, coordinator.address[1])
@@ -235,6 +246,8 @@ def run_on_hosts(
         if coordinator.failure is not None:
             raise coordinator.failure.error()
         assert ended, f"the ranks have not returned within {seconds:g} s"
+        assert isinstance(coordinator.observer, Observer)
+        return [str(note["text"]) for note in coordinator.observer.of("note")]
 
 
 def _ip(*words: str) -> None:

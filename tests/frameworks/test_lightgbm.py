@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,32 @@ def test_ranks_on_two_hosts_train_one_model(tmp_path: Path) -> None:
     first, second = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
     np.testing.assert_array_equal(first, second)
     assert np.abs(first - lightgbm.train(PARAMS, lightgbm.Dataset(X, Y), 20).predict(POINTS)).mean() < 0.05
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+@pytest.mark.parametrize(
+    ("cable", "address"), [("routed", r"10\.\d+\.\d+\.2 \(eth0\)"), ("own", r"10\.190\.0\.1 \(direct\)")]
+)
+def test_hosts_train_by_the_addresses_at_which_they_reach_each_other(tmp_path: Path, cable: Any, address: str) -> None:
+    """The name of each stands for an address that the other can't reach; nor is it reached there from the driver."""
+
+    def train() -> None:
+        rank = tr.world().rank
+        found = lightgbm.train(PARAMS, lightgbm.Dataset(X[rank::2], Y[rank::2]), 5).predict(POINTS)
+        np.save(tmp_path / f"{rank}.npy", found)
+
+    notes = run_on_hosts(train, framework=LightGBM(), known="192.0.2.7 {name}", cable=cable)
+    first, second = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert [re.search(rf"hosts reach each other at: \S+ {address}", note) is not None for note in notes] == [True]
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+def test_hosts_that_do_not_reach_each_other_are_named() -> None:
+    began = time.monotonic()
+    with pytest.raises(BadSetting, match=r"host tritium-\S+ of rank 0 has the addresses 10\.\S+, and all other hosts"):
+        run_on_hosts(lambda: trained(), framework=LightGBM(), cable=None)
+    assert time.monotonic() - began < 30
 
 
 def test_the_cores_of_a_task_are_its_threads() -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import psutil
 import pytest
 
 import tritium as tr
+from machines import can_make_hosts, run_on_hosts
 from tritium.errors import BadSetting
+from tritium.frameworks import find
 
 FRAME = pd.DataFrame({"x": [row.astype("float32") for row in np.random.default_rng(0).random((64, 5))]})
 
@@ -201,3 +204,33 @@ def test_own_classes_are_pickled_by_name(tmp_path: Path) -> None:
         assert type(saved) is Metric
         assert [saved.rank, *(metric.rank for metric in gathered)] == [rank, 0, 1]
         assert rows == ([[0, 10, 20, 30]] * 2 if rank == 0 else [])
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+@pytest.mark.parametrize("cable", ["routed", "own"])
+def test_hosts_train_by_the_addresses_at_which_they_reach_each_other(tmp_path: Path, cable: Any) -> None:
+    """The name of each stands for an address that the other can't reach; nor is it reached there from the driver."""
+
+    def train() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        ones = torch.ones(4)
+        dist.all_reduce(ones)
+        interface = os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]
+        Path(tmp_path, str(tr.world().rank)).write_text(f"{ones.tolist()} {interface}")
+        dist.destroy_process_group()
+
+    run_on_hosts(train, framework=find("torch"), each=2, known="192.0.2.7 {name}", cable=cable)
+    network = "eth0" if cable == "routed" else "direct"
+    wanted = f"{[4.0] * 4} {(network, network)}"
+    assert [Path(tmp_path, str(rank)).read_text() for rank in range(4)] == [wanted] * 4
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+def test_hosts_that_do_not_reach_each_other_are_named() -> None:
+    began = time.monotonic()
+    with pytest.raises(BadSetting, match=r"host tritium-\S+ of rank 0 has the addresses 10\.\S+, and all other hosts"):
+        run_on_hosts(lambda: None, framework=find("torch"), cable=None)
+    assert time.monotonic() - began < 30

@@ -51,11 +51,11 @@ def unreachable_in(line: str) -> BadSetting | None:
     )
 
 
-def interface_v6(address: str) -> str | None:
-    """Return the name of the network interface that has this IPv6 address (Linux), or None."""
-    wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+def addresses_v6() -> dict[str, str]:
+    """Return IPv6 address → network interface of this host (Linux)."""
     try:
         with open("/proc/net/if_inet6") as table:  # A line has address, index, prefix, scope, flags and name.
-            return next((line.split()[5] for line in table if line.startswith(wanted)), None)
+            lines = [line.split() for line in table]
     except OSError:
-        return None
+        return {}
+    return {socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0])): line[5] for line in lines}

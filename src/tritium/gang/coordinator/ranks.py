@@ -40,7 +40,6 @@ def assignments(gang: Sequence[Member], accelerators: Accelerators) -> Iterator[
                 "size": len(gang),
                 "local_rank": member.local_rank,
                 "local_size": len(neighbours),
-                "master_address": gang[0].address,
                 "master_port": gang[0].port,
                 "visible": member.visible,
                 "resource": accelerators.resource,

@@ -49,7 +49,7 @@ def _variables(gang: Gang, world: World, port: socket.socket) -> Iterator[None]:
             if gang.cpus is not None:
                 os.environ.update(dict.fromkeys(THREADS, str(gang.cpus)))
             os.environ.update(gang.env)
-            place = {"master_address": world.peers[0].address, "master_port": port.getsockname()[1], "visible": []}
+            place = {"master_port": port.getsockname()[1], "visible": []}
             prepare_environment(world, place)
         finally:
             changed += [name for name, value in os.environ.items() if before.get(name) != value]

@@ -13,13 +13,12 @@ from tritium.accelerators import GPU
 from tritium.errors import WrongVersion
 from tritium.frameworks.at_import import without_collections
 from tritium.frameworks.framework import Framework
-from tritium.gang.control.address import interface_v6
+from tritium.gang.rank.network import interfaces
 from tritium.gang.rank.world import World
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h, as Python has no names for them.
 _VISIBLE = {GPU: ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "npu": ("ASCEND_RT_VISIBLE_DEVICES",)}
 """The name of a resource in Spark → the variables by which its libraries see some devices only."""
-_SIOCGIFADDR = 0x8915  # From Linux's sockios.h, likewise.
 
 
 def import_framework(framework: Framework | None, *, gpus: bool) -> None:
@@ -67,12 +66,12 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
         WORLD_SIZE=str(world.size),
         LOCAL_RANK=str(world.local_rank),
         LOCAL_WORLD_SIZE=str(world.local_size),
-        MASTER_ADDR=str(assignment["master_address"]),
+        MASTER_ADDR=world.peers[0].address,
         MASTER_PORT=str(assignment["master_port"]),
     )
     if assignment["visible"]:
         _show_devices(assignment["resource"], assignment["visible"], assignment["sharers"])
-    interface = _interface(world.peers[world.rank].address)
+    interface = interfaces().get(world.peers[world.rank].address.partition("%")[0])
     if interface is not None:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
@@ -102,24 +101,3 @@ def keep_freed_memory() -> None:
     if set_limit is not None:  # The C library musl lacks it.
         set_limit(_M_MMAP_THRESHOLD, 32 << 20)
         set_limit(_M_TRIM_THRESHOLD, 64 << 20)
-
-
-def _interface(address: str) -> str | None:
-    """Return the network interface that has `address`, the one that routes to the driver; None if unknown."""
-    if sys.platform != "linux":
-        return None
-    if ":" in address:
-        return interface_v6(address)
-    import fcntl
-    import struct
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name[:15].encode())
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # This interface has no IPv4 address.
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

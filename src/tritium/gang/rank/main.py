@@ -41,6 +41,7 @@ from tritium.gang.rank.environment import (
     keep_freed_memory,
     prepare_environment,
 )
+from tritium.gang.rank.network import connected
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints
 from tritium.triton_first import import_triton
@@ -91,7 +92,7 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
         control.progress.enter("waiting for the other ranks to start", "wait")
         channel.send("ready", pid=os.getpid())
         control.listen()
-        with entered(control.join()) as world:
+        with entered(connected(control.join(), required=framework is not None)) as world:
             prepare_environment(world, control.assignment)
             rank_logs.set_up(world.rank, world.run_id)
             compare_versions(framework, world)

@@ -36,8 +36,8 @@ def join_mpirun() -> World:
     me = Peer(here.rank, here.host, address, here.local_rank, here.device, os.getpid())
     answers = here.gather((me, port))
     joined = dataclasses.replace(here, peers=tuple(peer for peer, _ in answers))
-    first, port = answers[0]
-    prepare_environment(joined, {"master_address": first.address, "master_port": port, "visible": ()})
+    port = answers[0][1]
+    prepare_environment(joined, {"master_port": port, "visible": ()})
     enter(joined)
     return joined
 

@@ -292,7 +292,7 @@ class TestMuster:
         places = [place for _, place in assignments(gang, NONE)]
         assert [a["visible"] for a in places] == [["0", "1", "2", "3"], ["0", "1", "2", "3"], ["4", "5"]]
         assert [a["local_size"] for a in places] == [2, 2, 1]
-        assert {(a["master_address"], a["master_port"]) for a in places} == {("10.0.0.97", 4001)}
+        assert {a["master_port"] for a in places} == {4001}
 
     def test_two_executors_of_one_host_that_isolation_shows_one_gpu_each(self) -> None:
         first, second = member(0, "a", "0"), member(1, "a", "0")

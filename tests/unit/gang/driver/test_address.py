@@ -14,7 +14,7 @@ from tritium.events import Event
 from tritium.gang.control.address import HOST, PORT, listener, unreachable, unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.address import BIND, driver_place
-from tritium.gang.rank.environment import _interface
+from tritium.gang.rank.network import interfaces
 from tritium.spark.cluster.connect import Connect, route_to
 from tritium.spark.cluster.local import Local
 from tritium.spark.cluster.standalone import Standalone
@@ -141,5 +141,5 @@ def test_ipv6_from_the_listener_to_the_interface() -> None:
         channel.close()
     finally:
         gang.close()
-    assert (_interface("::1"), _interface("127.0.0.1"), _interface("fd00:dead::1")) == ("lo", "lo", None)
+    assert {interfaces()[address] for address in ("::1", "127.0.0.1")} == {"lo"}
     assert address_text(("::1", 4000)) == "[::1]:4000"

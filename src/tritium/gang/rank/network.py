@@ -81,13 +81,13 @@ def interfaces() -> dict[str, str]:
     import fcntl
     import struct
 
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name[:15].encode())
             with suppress(OSError):  # This interface has no IPv4 address.
-                found[socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])] = name
-    return found | addresses_v6()
+                names[socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])] = name
+    return names | addresses_v6()
 
 
 def _own_facts(world: World, port: int, token: str) -> dict[str, object]:

@@ -80,6 +80,7 @@ def test_two_ranks_are_on_one_timeline(tmp_path: Path) -> None:
         assert sum(entry["dur"] for entry in of_rank if entry["name"] == "communicate") > 0
     errors = timeline["otherData"]["clock error of each rank, seconds"]
     assert errors.keys() == {"rank 0", "rank 1"}
+    assert all(0 < error < 1 for error in errors.values()), errors
     names = {entry["args"]["name"] for entry in timeline["traceEvents"] if entry["name"] == "process_name"}
     assert {name.partition(" on ")[0] for name in names} == {"rank 0", "rank 1", "driver"}
     assert not (tmp_path / "spans").exists()

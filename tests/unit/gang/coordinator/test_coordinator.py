@@ -124,6 +124,21 @@ def start() -> Iterator[Callable[..., Gang]]:
 Start = Callable[..., Gang]
 
 
+def test_spans_get_the_clock_that_the_supervisor_has_measured(start: Start) -> None:
+    gang = start()
+    _, second = gang.form()
+    before = time.time()
+    second.send("clock", sent=12.5)
+    answer = heard(second, "clock")
+    assert answer["sent"] == 12.5
+    assert before <= answer["at"] <= time.time()
+    second.send("spans", b"12345678", epoch=5.0, offset=0.25, error=0.001)
+    gang.until(lambda: gang.observer.traced, "no spans came")
+    ((rank, line),) = gang.observer.traced
+    assert rank == 1
+    assert json.loads(line) == {"epoch": 5.0, "offset": 0.25, "error": 0.001, "spans": "MTIzNDU2Nzg="}
+
+
 def heard(channel: Client, kind: str) -> Message:
     """Return the next message, which is of this kind."""
     message = channel.receive()

@@ -135,6 +135,16 @@ def test_what_the_ranks_said_comes_back_in_its_order_and_nothing_is_unpickled(
     assert kinds.index("formed") < kinds.index("log") < kinds.index("rank_ended")
 
 
+def test_spans_of_steps_come_back(tmp_path: Path) -> None:
+    log, observer = module.DeferredLog(str(tmp_path), "r", 0), Observer()
+    log.spans(1, b"{}\n")
+    with log.written(0) as file:
+        file.seek(0)
+        module.tell([file.read()], observer)
+    log.close()
+    assert observer.traced == [(1, b"{}\n")]
+
+
 def test_a_file_goes_to_a_run_directory_that_the_executor_reaches(tmp_path: Path) -> None:
     tmp_path.joinpath("run.json").write_text(json.dumps({"run": "the-run"}))
 

@@ -8,7 +8,6 @@ import os
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -329,7 +328,8 @@ class Supervisor:
     def _send_heartbeats(self) -> None:
         """Send the rank's status about once a second; fail when Spark's daemon has ended."""
         seconds = self.order.stall_limit.look_seconds if self.order.stall_limit else STATUS_SECONDS
-        self._ask_for_time(_QUESTIONS)
+        if self.order.trace:
+            self._relay.clock.ask(self._channel, _QUESTIONS)
         while not self.ending.stopped.wait(seconds):
             if self._daemon is not None and os.getppid() != self._daemon:
                 # Spark does not notice that, and can no longer end this worker.
@@ -337,13 +337,8 @@ class Supervisor:
                 self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
             with contextlib.suppress(WireError):  # The relay notices that the coordinator is gone.
                 self._channel.send("status", **self._monitor.look())
-            self._ask_for_time(1)
-
-    def _ask_for_time(self, times: int) -> None:
-        """Ask the coordinator for its time, where a timeline needs it: the fastest answer says most."""
-        with contextlib.suppress(WireError):
-            for _ in range(times if self.order.trace else 0):
-                self._channel.send("clock", sent=time.time())
+            if self.order.trace:
+                self._relay.clock.ask(self._channel, 1)
 
     def _send_stacks(self, number: int) -> None:
         text, facts = self._monitor.stacks()

@@ -59,6 +59,7 @@ kubernetes: setup ## a real Kubernetes of two nodes, as root: Go compiles it the
 	@scripts/kubernetes.sh >/dev/null
 	@$(BIN)/python -m pytest -q -rs tests/kubernetes
 	@TRITIUM_KINDS=kubernetes $(BIN)/python -m pytest -q -rs -k kubernetes tests/spark
+	@TRITIUM_KINDS=kubernetes-connect $(BIN)/python -m pytest -q -rs tests/spark/test_contract.py
 
 horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
 	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/pages/test_docs.py

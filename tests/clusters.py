@@ -30,7 +30,7 @@ CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `
 # By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device;
 # cluster managers of several hosts (yarn_cluster.py, kubernetes_cluster.py); a Kubernetes instead of a session on it.
 EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device")
-EXTRA += ("yarn", "kubernetes", "kubernetes-bare")
+EXTRA += ("yarn", "kubernetes", "kubernetes-connect", "kubernetes-bare")
 # Simulated GPUs of which the session's tasks have none: with fixed executors, with dynamic allocation, over Connect.
 EXTRA += ("gpus-of-executors", "gpus-dynamic", "gpus-connect")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
@@ -263,6 +263,21 @@ def _kubernetes() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def _kubernetes_connect() -> Iterator[Any]:
+    """Yield a client session of a server whose executors are two pods."""
+    from pyspark.sql import SparkSession
+
+    from kubernetes_cluster import kubernetes
+
+    with kubernetes() as cluster:
+        conf = {**SMALL, **cluster.client_conf(), "spark.scheduler.minRegisteredResourcesRatio": "1"}
+        with connect_server(f"k8s://{cluster.url}", **conf) as url:
+            spark = SparkSession.builder.remote(url).create()
+            yield spark
+            spark.stop()
+
+
+@contextlib.contextmanager
 def _kubernetes_bare() -> Iterator[Any]:
     """Yield a running Kubernetes with its gang scheduling, on which the tests make sessions in this process's JVM."""
     from pyspark import SparkContext
@@ -309,6 +324,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "pretended-device": _pretended_device,
     "yarn": _yarn,
     "kubernetes": _kubernetes,
+    "kubernetes-connect": _kubernetes_connect,
     "kubernetes-bare": _kubernetes_bare,
 }
 

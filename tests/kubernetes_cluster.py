@@ -130,6 +130,12 @@ class Kubernetes:
         grace = "" if seconds is None else f"?gracePeriodSeconds={seconds}"
         self.call("DELETE", f"/api/v1/namespaces/default/pods/{pod}{grace}")
 
+    def processes(self, pod: dict[str, Any]) -> list[int]:
+        """Return the processes of a pod, by this machine's ids."""
+        groups = CGROUPS / "pids" / namespace(pod["spec"]["nodeName"])
+        folders = groups.glob(f"kubepods/*/pod{pod['metadata']['uid']}/*/cgroup.procs")
+        return [int(pid) for folder in folders for pid in folder.read_text().split()]
+
     def link(self, node: str, state: str) -> None:
         """Cut a node off ("down"), or connect it again ("up")."""
         run("ip", "link", "set", f"kb0-{node}", state)

@@ -48,6 +48,12 @@ executor)
 *) exec "${init[@]}" "$@" ;;
 esac
 """
+# What Spark has a pod do before it ends, where it decommissions executors: announce it to the executor, and wait.
+_LEAVING = """#!/bin/bash
+pid=$(grep -l '^java$' /proc/[0-9]*/comm | head -n 1 | cut -d / -f 3)
+kill -s PWR "$pid"
+timeout 60 tail --pid="$pid" -f /dev/null
+"""
 _FOLDERS = (
     "usr",
     "etc",
@@ -95,7 +101,8 @@ def write(target: Path) -> None:
         subprocess.run(command, input=_PAUSE_SOURCE.encode(), check=True)
         pause = Path(folder, "pause").read_bytes()
     links = {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")}
-    files = {"opt/entrypoint.sh": _ENTRY.encode(), "etc/passwd": b"root:x:0:0:root:/tmp:/bin/bash\n"}
+    files = {"opt/entrypoint.sh": _ENTRY.encode(), "opt/decom.sh": _LEAVING.encode()}
+    files |= {"etc/passwd": b"root:x:0:0:root:/tmp:/bin/bash\n"}
     home = [f"SPARK_HOME={_find_spark_home()}", f"JAVA_HOME={java_home()}", "HOME=/tmp"]
     env = ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", *home]
     images = {

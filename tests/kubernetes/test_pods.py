@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +109,27 @@ def test_a_node_that_is_cut_off_is_given_up_and_its_pod_is_named(kubernetes: Any
             kubernetes.delete(name, seconds=0)
             kubernetes.link(lost["spec"]["nodeName"], "up")
             assert [size for size, _ in run.result(200)] == [2, 2]
+
+
+def test_a_pod_that_goes_with_notice_costs_neither_a_step_nor_a_retry(kubernetes: Any) -> None:
+    def train() -> int:
+        world = tr.world()
+        saved = world.checkpoint.load()
+        start = 0 if saved is None else saved.step
+        for step in range(start + 1, 121):
+            world.barrier()
+            time.sleep(0.1)
+            world.checkpoint.save({"step": step}, step, every=1000)
+        return start
+
+    volume = "spark.kubernetes.executor.volumes.hostPath.shared"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
+        conf = {f"{volume}.mount.path": shared, f"{volume}.options.path": shared, "spark.decommission.enabled": "true"}
+        settings: dict[str, Any] = {"ranks": 2, "retries": 0, "run_dir": f"{shared}/run", **QUIET}
+        with in_pods(kubernetes, **conf) as spark, tr.submit(train, spark=spark, **settings) as run:
+            wait(lambda: run.status == "running", "the gang has formed")
+            time.sleep(2)
+            kubernetes.delete(kubernetes.pods()[-1]["metadata"]["name"])
+            assert noted(run, "Spark decommissions executor")
+            first, second = run.result(200)
+    assert first == second > 5

@@ -34,6 +34,11 @@ def values(name: str, column: str = "x") -> list[float]:
     return [float(x) for batch in epoch for x in batch[column][: batch.rows]]
 
 
+def in_pods(cluster: Any) -> bool:
+    """Tell whether each executor is a host of its own, with its own process ids."""
+    return bool(cluster.kind.startswith("kubernetes"))
+
+
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -70,7 +75,7 @@ def test_ranks_know_each_other_and_run_in_processes_of_their_own(cluster: Any) -
     (peers, first, zero, port, address), (same, second, one, same_port, _) = launch(cluster, train)
     assert peers == same
     assert [(p.rank, p.pid, p.device) for p in peers] == [(0, first, "cpu"), (1, second, "cpu")]
-    assert [p.local_rank for p in peers] == [0, 0 if cluster.kind == "kubernetes" else 1]  # Its pods are hosts.
+    assert [p.local_rank for p in peers] == [0, int(not in_pods(cluster))]  # A pod is a host.
     assert (zero, one, port, address) == ("0", "1", same_port, peers[0].address)
     assert os.getpid() not in (first, second)
 
@@ -145,7 +150,7 @@ def test_a_ranks_exception_is_raised_here_and_the_others_are_gone(cluster: Any) 
     assert (error.rank, error.pid, error.signal, error.log) == (1, pids[1], None, ["the last words"])
     within("rank raises", time.time() - error.__cause__.args[1])
     assert 'raise Diverged("loss is 1e9", time.time(), pids)' in error.traceback
-    if cluster.kind != "kubernetes":  # Where each pod has process ids of its own.
+    if not in_pods(cluster):  # Where each pod has process ids of its own.
         assert [alive(pid) for pid in pids] == [False, False]
 
 

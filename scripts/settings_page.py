@@ -175,6 +175,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "env": "env={'OMP_NUM_THREADS': '4'}",
             "framework": "framework='jax'",
             "on": "on='driver'",
+            "env_packages": "env_packages=['torch==2.13.0', './dist/ours-1.0-py3-none-any.whl']",
             "py_files": "py_files=['ours.zip']",
             "output": "output='rank 0'",
             "logs": "logs='json'",

@@ -73,7 +73,10 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
+        try:
+            value = getattr(importlib.import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            value = importlib.import_module("tritium.package").left_on_the_driver(f"tr.{name}", error)
     elif name in ("errors", "events", "ml"):
         value = importlib.import_module(f"tritium.{name}")
     else:

@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import TritiumError
 
 if TYPE_CHECKING:
     if sys.version_info >= (3, 11):
@@ -35,10 +37,12 @@ _ON_THE_DRIVER = (
     "tritium/cli",
     "tritium/data/profiling/profile.py",
     "tritium/gang/driver/address.py",
+    "tritium/gang/driver/bad_rows.py",
     "tritium/gang/driver/on_cluster.py",
     "tritium/gang/driver/spark_job.py",
     "tritium/gang/driver/told.py",
     "tritium/integration/page.py",
+    "tritium/ml/fitting.py",
     "tritium/mlflow.py",
     "tritium/observe/notebook.py",
     "tritium/observe/scoring.py",
@@ -136,6 +140,21 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is not None:
             yield from walk(importlib.resources.files(package), package)
+
+
+def left_on_the_driver(name: str, error: ModuleNotFoundError) -> Callable[..., Any]:
+    """Return a function in place of `name`, whose module is not in the zip; raise any other error.
+
+    A module of the user's may import it at its top, also where ranks import that module.
+    """
+    if not (error.name or "").startswith("tritium."):
+        raise error
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TritiumError(f"{name} is for the driver: executors don't have it. Call it outside of what they run.")
+
+    refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
+    return refuse
 
 
 # --- Kept for the next process

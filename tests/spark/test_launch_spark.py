@@ -9,17 +9,21 @@ import json
 import os
 import random
 import select
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import venv
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 import tritium as tr
@@ -235,6 +239,38 @@ class Metric:
 
 def squared(metric: Metric) -> Metric:
     return Metric(metric.value**2)
+
+
+def test_packages_of_the_ranks_alone_leave_sparks_python_as_it_is(spark: Any, tmp_path: Path) -> None:
+    ours = tmp_path / "velocipedes-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(ours, "w") as archive:
+        archive.writestr("velocipedes.py", "import pyarrow\n")
+        about = "velocipedes-1.0.dist-info"
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: velocipedes\nVersion: 1.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+
+    def train() -> tuple[str, str]:
+        import velocipedes
+
+        return velocipedes.__file__, velocipedes.pyarrow.__file__
+
+    def looks(batches: Any) -> Any:
+        import importlib.util
+
+        for _ in batches:
+            yield pa.record_batch({"there": [importlib.util.find_spec("velocipedes") is not None]})
+
+    root = Path(tempfile.gettempdir(), f"tritium-environments-{os.getuid()}")  # Executors have this environment.
+    try:
+        places = launch(spark, train, env_packages=[str(ours)])
+        assert len(set(places)) == 1
+        assert places[0][0].startswith(f"{root}{os.sep}")
+        assert places[0][1] == pa.__file__  # From the executors' Python.
+        frame: Any = spark.range(0, 2, 1, 2)
+        assert not any(row.there for row in frame.mapInArrow(looks, "there boolean").collect())
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def test_own_classes_have_their_module_in_a_rank_and_in_what_it_spawns(spark: Any) -> None:

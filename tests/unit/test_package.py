@@ -41,6 +41,31 @@ def test_the_package_is_the_same_zip_every_time(again: Callable[[], None], monke
     assert not [name for name in names if "__pycache__" in name or name.startswith("tritium/cli/")]
 
 
+def test_every_public_name_can_be_imported_from_the_zip(tmp_path: Path) -> None:
+    """A module of the user's that ranks import may name at its top what only the driver calls."""
+    zipped = tmp_path / "tritium.zip"
+    zipped.write_bytes(lzma.decompress(package.zipped()))
+    program = """
+        import importlib, sys
+        sys.path.insert(0, sys.argv[1])
+        sys.path.append(sys.argv[2])
+        import tritium, tritium.ml
+        assert tritium.__file__.startswith(sys.argv[1]), tritium.__file__
+        for name in dir(tritium):
+            getattr(tritium, name)
+        for name in ("TorchEstimator", "LightGBMClassifier", "FunctionEstimator", "fit"):
+            getattr(tritium.ml, name)
+        try:
+            tritium.explain(None, None)
+        except tritium.errors.TritiumError as error:
+            print(error)
+    """
+    libraries = os.path.dirname(os.path.dirname(pytest.__file__))
+    command = [sys.executable, "-S", "-c", textwrap.dedent(program), str(zipped), libraries]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "tr.explain is for the driver: executors don't have it. Call it outside of what they run.\n"
+
+
 class TestKept:
     """For later processes of the same user with the same sources."""
 

@@ -74,5 +74,9 @@ class GangKeywords(TypedDict, total=False):
     ui: bool
     """Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends.
     Its address is printed. Needs the extra `ui`."""
+    env_packages: str | Sequence[str]
+    """Packages of the ranks alone: the path of a requirements file, or its lines; wheels of this machine by their
+    paths. They are installed once on each host, by uv or pip as these are set up there, and come before those of the
+    executors' Python."""
     py_files: Sequence[str]
     """Python files, packages (directories) and zips of the user's that the ranks can import."""

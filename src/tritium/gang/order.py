@@ -12,6 +12,7 @@ from tritium.gang.stall_limit import StallLimit
 if TYPE_CHECKING:
     from tritium.data.schema import Field
     from tritium.frameworks.framework import Framework
+    from tritium.gang.packages import Packages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Order:
     """Whether few rows are dealt again, evenly, when all ranks have theirs: see `tritium.data.few`."""
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
+    packages: Packages | None = None
     elastic: bool = False
     trace: bool = False
     result_limit: int = 0

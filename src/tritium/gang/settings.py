@@ -194,6 +194,12 @@ class Gang:
         "Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends. "
         "Its address is printed. Needs the extra `ui`.",
     )
+    env_packages: str | Sequence[str] = _field(
+        tuple,
+        "Packages of the ranks alone: the path of a requirements file, or its lines; wheels of this machine by their "
+        "paths. They are installed once on each host, by uv or pip as these are set up there, and come before those of "
+        "the executors' Python.",
+    )
     py_files: Sequence[str] = _field(
         tuple, "Python files, packages (directories) and zips of the user's that the ranks can import."
     )
@@ -261,6 +267,11 @@ class Gang:
                 yield f"env[{key!r}]={value!r}: names and values must be strings."
             elif not key or "=" in key or "\0" in key + value:
                 yield f"env[{key!r}]={value!r}: a name must not be empty or hold '=', and neither may hold a NUL."
+        if self.env_packages and self.on == "here":
+            yield 'env_packages= is for processes of ranks, and on="here" has none; on="driver" starts them.'
+        lines = self.env_packages if isinstance(self.env_packages, list | tuple) else [self.env_packages]
+        if not all(isinstance(line, str) for line in lines):
+            yield f"env_packages={self.env_packages!r} must be the path of a requirements file, or a list of its lines."
         if isinstance(self.py_files, str):
             yield f"py_files={self.py_files!r} must be a list of paths."
 

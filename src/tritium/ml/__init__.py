@@ -79,7 +79,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tritium.ml' has no attribute {name!r}")
     with needed(f"tritium.ml.{name}"):
-        value = getattr(importlib.import_module(f"tritium.ml.{_HOME[name]}"), name)
+        try:
+            value = getattr(importlib.import_module(f"tritium.ml.{_HOME[name]}"), name)
+        except ModuleNotFoundError as error:
+            value = importlib.import_module("tritium.package").left_on_the_driver(f"tritium.ml.{name}", error)
     globals()[name] = value
     return value
 

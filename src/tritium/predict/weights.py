@@ -16,7 +16,6 @@ from typing import Any
 from tritium.model.engine import Buffer, Weights
 from tritium.model.files import mapped
 from tritium.spark import is_connect
-from tritium.spark.session import Session
 
 _artifacts: set[tuple[str, str]] = set()
 
@@ -41,6 +40,8 @@ def send(spark: Any, name: str, weights: Weights) -> Any:
 
 def session_of(spark: Any) -> str:
     """Return the id of the Connect session or classic application, with which sent weights end."""
+    from tritium.spark.session import Session  # No executor has it.
+
     return Session.of(spark).id
 
 

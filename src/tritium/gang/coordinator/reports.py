@@ -29,7 +29,7 @@ class Reports:
 
     def on_event(self, member: Member, message: Message) -> None:
         """Record an event that a rank tells of itself."""
-        self._gang.observer.event(made(message.kind, {**message.fields, "rank": member.number}))
+        self._gang.observer.event(made(message.kind, {**message.fields, "rank": member.best_number}))
 
     def on_output(self, member: Member, message: Message) -> None:
         """Record output of a rank; it is kept with the member until ranks are assigned."""

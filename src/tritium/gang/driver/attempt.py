@@ -16,6 +16,7 @@ from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.order import Order
+from tritium.gang.packages import Packages
 from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
@@ -54,6 +55,8 @@ class Attempt:
     """The slots that the run holds until it ends; all attempts share this object."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     """Variables of the ranks that the driver's experiment tracker needs; those of `gang.env` come before them."""
+    packages: Packages | None = None
+    """What is installed for the ranks alone."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """Whether the run shall end; all attempts share this object."""
 
@@ -181,6 +184,7 @@ def order_of(
         deals_few=deals_few and not attempt.streams and all(d.together is None for d in attempt.data.values()),
         prepared={name: prepared(data.shuffle) for name, data in attempt.data.items()},
         user_code=user_code,
+        packages=attempt.packages,
         elastic=attempt.ranks < gang.most,
         trace=gang.trace,
         result_limit=result_limit,

@@ -19,6 +19,7 @@ from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.driver.run import Run
+from tritium.gang.packages import Packages
 from tritium.gang.settings import Gang, showing
 from tritium.observe.run_directory import new_run_dir
 from tritium.observe.runs import growth
@@ -165,11 +166,12 @@ def prepared(
     tensors = (framework is not None and framework.tensors) or imports("torch")
     if (tensors or (framework is not None and framework.float32)) and exchange is None:
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
+    packages = Packages.read(gang.env_packages)
     notes = (*notes, *growth(gang.run_dir))
     run_id, run_dir = new_run_dir(gang.run_dir)
     recorder = Recorder(run_id, run_dir, gang, sorted(frames), notes, title, training)
     attempt = Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most)
-    return Run(replace(attempt, tensors=tensors, trackers=trackers.variables()))
+    return Run(replace(attempt, tensors=tensors, trackers=trackers.variables(), packages=packages))
 
 
 def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:

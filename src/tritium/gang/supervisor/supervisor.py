@@ -36,6 +36,7 @@ from tritium.wire import Channel, Message, clip
 
 if TYPE_CHECKING:
     from tritium.data.spool import Spool
+    from tritium.gang.supervisor.packages import Environment
 
 ANSWER_SECONDS = 2.0
 """The limit for the coordinator's answer to a failure of the supervisor itself."""
@@ -80,6 +81,7 @@ class Supervisor:
         self._spooler: Spooler | None = None
         self._listing: Listing | None = None
         self._pmi: Pmi | None = None
+        self._environment: Environment | None = None
 
     def run(
         self,
@@ -107,6 +109,10 @@ class Supervisor:
             self._hello(port.getsockname()[1])  # First, so that the coordinator knows who reports a failure.
             try:
                 self._open_spools()
+                if self.order.packages is not None:
+                    from tritium.gang.supervisor.packages import with_packages
+
+                    self.order, self._environment = with_packages(self.order, self._channel)
                 self._start(result)
             except Exception as error:  # The disk may be full, or the host have no memory or descriptors left.
                 self._fail(self._failure_of(error))
@@ -259,7 +265,7 @@ class Supervisor:
             thread.join(2.0)
         if self._started:
             self._process.close()
-        for opened in (self._listing, self._user_code, *self._spools.values()):
+        for opened in (self._listing, self._user_code, self._environment, *self._spools.values()):
             if opened is not None:
                 opened.close()
 

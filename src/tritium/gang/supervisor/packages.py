@@ -178,8 +178,8 @@ def _listed(packages: Packages) -> str:
 
 def versions(folder: Path) -> list[str]:
     """Return "name version" of every package in an environment."""
-    found = importlib.metadata.distributions(path=[str(folder)])
-    return sorted({f"{known.metadata['Name']} {known.version}" for known in found}, key=str.lower)
+    packages = importlib.metadata.distributions(path=[str(folder)])
+    return sorted({f"{package.metadata['Name']} {package.version}" for package in packages}, key=str.lower)
 
 
 def _remove_old(root: Path) -> None:

@@ -43,7 +43,7 @@ _UV = {
 _BOOT = """
 import ctypes, os, sys
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
+    ctypes.CDLL(None)["prctl"](1, 9)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 

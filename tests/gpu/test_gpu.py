@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from typing import Any
+
 import numpy as np
 import pandas as pd
+import pytest
 
 import tritium as tr
-from gpu.gpus import MARKS
+from gpu.gpus import MARKS, ON_GPU
+from tritium.errors import BadSetting
 
 pytestmark = MARKS
 
@@ -74,3 +80,55 @@ def test_an_allreduce_over_nccl() -> None:
         return ones.tolist()
 
     assert tr.launch(reduce, ranks=1, gpus=1, on="driver", framework="torch") == [[1.0] * 4]
+
+
+def count() -> int:
+    """Return how many GPUs this machine has."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+
+
+def test_its_kind_is_read_and_can_be_required() -> None:
+    def device() -> Any:
+        return tr.world().peers[0].devices[0]
+
+    (found,) = tr.launch(device, **ON_GPU)
+    assert found.uuid.startswith(("GPU-", "MIG-"))
+    kind = found.name.split()[1]  # NVIDIA H200 …
+    assert tr.launch(device, **ON_GPU, gpu_type=kind) == [found]
+    with pytest.raises(BadSetting, match=f"is a {found.name}"):
+        tr.launch(device, **ON_GPU, gpu_type="no such kind")
+
+
+def test_two_ranks_share_one_over_gloo() -> None:
+    def reduce() -> tuple[str, int, list[float]]:
+        import torch
+        import torch.distributed as dist
+
+        device = tr.world().device
+        dist.init_process_group("gloo")
+        ones = torch.ones(4, device=device).sum().cpu().reshape(1)
+        dist.all_reduce(ones)
+        dist.destroy_process_group()
+        return device, torch.cuda.device_count(), ones.tolist()
+
+    assert tr.launch(reduce, **{**ON_GPU, "ranks": 2, "gpus": 0.5}, framework="torch") == [("cuda:0", 1, [8.0])] * 2
+
+
+@pytest.mark.skipif(count() < 2, reason="needs two NVIDIA GPUs")
+def test_an_allreduce_over_nccl_between_two() -> None:
+    def reduce() -> tuple[str, list[float]]:
+        import torch
+        import torch.distributed as dist
+
+        world = tr.world()
+        torch.cuda.set_device(world.device)
+        dist.init_process_group("nccl")
+        ones = torch.ones(4, device=world.device)
+        dist.all_reduce(ones)
+        dist.destroy_process_group()
+        return world.device, ones.tolist()
+
+    results = tr.launch(reduce, **{**ON_GPU, "ranks": 2}, framework="torch")
+    assert results == [("cuda:0", [2.0] * 4), ("cuda:1", [2.0] * 4)]

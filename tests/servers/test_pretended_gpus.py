@@ -82,10 +82,12 @@ class TestWhereTheSessionsTasksHaveNone:
 
 
 @pytest.mark.parametrize("cluster", ["gpus-dynamic"], indirect=True)
-def test_with_dynamic_allocation_a_gang_has_executors_of_its_own(cluster: Any) -> None:
+def test_with_dynamic_allocation_a_gang_has_executors_of_its_own(cluster: Any, tmp_path: Path) -> None:
     """A profile of tasks alone would have ended the application: Spark stopped its context."""
     assert etl(cluster.spark) == 499500
-    assert [result[2:] for result in launch(cluster.spark, ranks=2, gpus=1)] == [("cuda:0", ("0",)), ("cuda:1", ("1",))]
+    results = launch(cluster.spark, ranks=2, gpus=1, run_dir=str(tmp_path / "run"))
+    assert [result[2:] for result in results] == [("cuda:0", ("0",)), ("cuda:1", ("1",))]
+    assert "executors of their own" in (tmp_path / "run" / "events.jsonl").read_text()
     with pytest.raises(NotEnoughSlots, match=r"with spark\.dynamicAllocation\.maxExecutors=1 .* never more than 2"):
         launch(cluster.spark, ranks=3, gpus=1)
     assert etl(cluster.spark) == 499500

@@ -52,7 +52,7 @@ def judged(sick: dict[str, Any], heap: int = GB) -> list[tuple[str, str, str]]:
     findings = [
         judge.python(answers),
         *(judge.library(name, answers) for name in judge.LIBRARIES),
-        *judge.accelerators(answers, answers),
+        *judge.accelerators(answers, answers, max(len(a["resources"].get("gpu", ())) for a in answers)),
         judge.shared_memory(answers),
         *judge.local_dirs(answers),
         judge.memory(answers, heap),

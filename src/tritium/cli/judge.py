@@ -107,7 +107,7 @@ def executors(cluster: Cluster, answers: Answers) -> list[Finding]:
         java(firsts),
         python(firsts),
         *(library(name, firsts) for name in LIBRARIES),
-        *accelerators(firsts, answers),
+        *accelerators(firsts, answers, int(cluster.session.setting("spark.executor.resource.gpu.amount", "0"))),
         shared_memory(firsts),
         *local_dirs(firsts),
         memory(firsts, heap),
@@ -169,8 +169,11 @@ def library(name: str, firsts: Answers) -> Finding:
     return Finding(subject, f"{', '.join(versions)}; here {here or 'not installed'}", fix, warning=True)
 
 
-def accelerators(firsts: Answers, answers: Answers) -> list[Finding]:
-    """Judge GPUs: those of the machine, torch's build, and whether Spark assigns them to tasks."""
+def accelerators(firsts: Answers, answers: Answers, of_executor: int) -> list[Finding]:
+    """Judge GPUs: those of the machine, torch's build, and whether Spark has any of them to assign.
+
+    of_executor : GPUs of an executor according to the settings.
+    """
     if not any(a["gpus"] for a in firsts):
         return [Finding("GPUs there", "none (no nvidia-smi)")]
     devices = sorted({gpu for a in firsts for gpu in a["gpus"]})
@@ -180,9 +183,11 @@ def accelerators(firsts: Answers, answers: Answers) -> list[Finding]:
     if blind:
         fix = f"{blind}: torch is built for CUDA {', '.join(sorted(built))}, and can't use it: another torch, or driver"
     findings = [Finding("GPUs there", f"{_some(devices)}; torch for CUDA {', '.join(sorted(built)) or '?'}", fix)]
-    if not any("gpu" in a["resources"] for a in answers):
-        how = "spark.executor.resource.gpu.amount, spark.task.resource.gpu.amount and a discovery script"
+    if not of_executor:
+        how = "spark.executor.resource.gpu.amount and a discovery script"
         findings.append(Finding("GPUs of tasks", "Spark assigns none", f"for gpus=1, set {how}", warning=True))
+    elif not any("gpu" in a["resources"] for a in answers):
+        findings.append(Finding("GPUs of tasks", f"none; ranks get them of the {of_executor} of an executor by gpus="))
     return findings
 
 

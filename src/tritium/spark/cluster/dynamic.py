@@ -56,4 +56,10 @@ class Dynamic(Cluster):
             "dynamic allocation: Spark starts the ranks one by one, and they begin together; slots are given back when "
             "the rest does not come"
         )
+        if gang.gpus and self.profile(gang) is not None:
+            note(
+                f"the session's tasks have other resources than these ranks ({Accelerators.of(gang).counted()}): Spark "
+                "starts executors of their own, where workers have room beside the present ones; it refuses a barrier "
+                "stage, which would start all ranks at once"
+            )
         return min(gang.most, most)

@@ -416,7 +416,7 @@ def mark_unreadable(read: Callable[[Array], Any], valid: Array, reasons: dict[in
 
 
 def invalid(field: Field, column: pa.Array) -> Array:
-    """Return a bool `[rows]`: True for a row with a null, a NaN, an unknown word, or an array of another length.
+    """Return a bool `[rows]`: True for a row with a null, a number that can't be read, an unknown word, another length.
 
     Rows may be refused for other reasons, too.
 
@@ -448,6 +448,9 @@ def invalid(field: Field, column: pa.Array) -> Array:
     if field.nan == "error" and pa.types.is_floating(column.type):
         values: Any = column.fill_null(0).to_numpy(zero_copy_only=False)
         wrong[rows[~np.isfinite(values)]] = True
+    if not field.mean and (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        numbers: Any = column.fill_null(0).to_numpy(zero_copy_only=False)
+        wrong[rows[narrow.beyond(numbers, np.dtype(field.dtype), field.exact)]] = True
     if field.vocabulary is not None and not field.unknown:
         encoded, known = column.dictionary_encode(), {*field.vocabulary, None}
         unknown = np.array([word not in known for word in encoded.dictionary.to_pylist()], np.bool_)

@@ -56,12 +56,36 @@ def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
 
 def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
     """Return the position of the first value `[k]` that is NaN or beyond an integer dtype; None where it holds all."""
+    fits = _within(values, dtype)
+    return None if fits.all() else int(np.argmin(fits))
+
+
+def _within(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return a bool `[k]`: which values an integer dtype holds."""
     limits = np.iinfo(dtype)
     if values.dtype.kind == "f":  # The largest int64 is no float, but the next integer is.
-        fits = (values >= float(limits.min)) & (values < float(limits.max) + 1)
+        fits: Array = (values >= float(limits.min)) & (values < float(limits.max) + 1)
     else:
         fits = (values >= limits.min) & (values <= limits.max)
-    return None if fits.all() else int(np.argmin(fits))
+    return fits
+
+
+def beyond(values: Array, dtype: np.dtype[Any], exact: Sequence[bool] = ()) -> Array:
+    """Return a bool `[k]`: which values `cast` and `check` refuse, though they are finite or become integers.
+
+    exact : as `check` takes it.
+    """
+    if dtype.kind in "iu":
+        return np.zeros(len(values), np.bool_) if np.can_cast(values.dtype, dtype) else ~_within(values, dtype)
+    if dtype.kind != "f":
+        return np.zeros(len(values), np.bool_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrowed = values.astype(dtype, copy=False)
+    refused: Array = ~np.isfinite(narrowed) & np.isfinite(values)
+    if any(exact):
+        must = np.resize(np.asarray(exact, np.bool_), len(values))
+        refused |= must & ~(np.abs(narrowed) < largest_exact(dtype))
+    return refused
 
 
 def check(

@@ -219,4 +219,6 @@ def _alone(one: Field, source: str) -> Field:
     """Return the Field of one source of a packed one; any other as it is."""
     if not one.packed:
         return one
-    return dataclasses.replace(one, packed=False, depth=0, nulls=(one.nulls[one.sources.index(source)],))
+    number = one.sources.index(source)
+    exact = one.exact[number : number + 1]
+    return dataclasses.replace(one, packed=False, depth=0, nulls=(one.nulls[number],), exact=exact)

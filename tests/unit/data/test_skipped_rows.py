@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tritium as tr
-from tritium.data.codec import invalid
+from tritium.data.codec import invalid, read
 from tritium.data.plan import plan
 from tritium.data.receiver import Receiver
 from tritium.data.schema import Data, Field
@@ -86,12 +86,49 @@ def test_a_null_that_is_filled_stays_beside_a_number_that_an_integer_cant_hold()
     assert skipped == 1
 
 
-@pytest.mark.parametrize("name", ["an unknown word", "a null word", "longer than its pad", "a null in an array"])
+MANY = (
+    "an unknown word",
+    "a null word",
+    "longer than its pad",
+    "a null in an array",
+    "beyond float32",
+    "beyond an integer",
+)
+
+
+@pytest.mark.parametrize("name", MANY)
 def test_rows_of_which_there_may_be_many_are_found_at_once(name: str) -> None:
     """Not by reading them one by one."""
     column, settings, bad = CASES[name]
     (field,) = plan(pa.schema([("x", column.type)]), Data(pa.table({"x": column}), **settings), "t")
     assert np.flatnonzero(invalid(field, column)).tolist() == bad
+
+
+@given(
+    st.lists(
+        st.sampled_from([0.0, -1.5, 300.0, -129.0, 70_000.0, 2.0**24, 2.0**31, 1e300, float("inf"), float("nan")])
+    ),
+    st.sampled_from(["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint64"]),
+    st.sampled_from(["float64", "int64", "int32"]),
+    st.sampled_from(["error", "keep"]),
+    st.booleans(),
+)
+def test_of_numbers_exactly_those_that_are_refused_are_found(
+    values: list[float], dtype: str, travel: str, nan: Any, exact: bool
+) -> None:
+    if travel != "float64":
+        values = [value for value in values if abs(value) < 2**31]
+    column = pa.array(np.array(values, travel))
+    only = (True,) if exact and travel != "float64" and dtype.startswith("float") else ()
+    settings: dict[str, Any] = {"sources": ("x",), "kind": "fixed", "shape": (), "travel": travel, "exact": only}
+    field = Field(name="x", dtype=dtype, nan=nan, **settings)
+    refused = []
+    for row in range(len(values)):
+        try:
+            read(field, column.slice(row, 1), np.array([row]))
+        except BadRow:
+            refused.append(row)
+    assert np.flatnonzero(invalid(field, column)).tolist() == refused
 
 
 def test_arrays_of_another_length_are_found_at_once() -> None:

@@ -179,3 +179,9 @@ def test_a_value_that_can_not_be_decoded() -> None:
         assert isinstance(found, dict)
         assert [reason is None for reason in found["prediction_error"]] == [True, False, True]
         assert "put 'x', 3 bytes b'abc': " in found["prediction_error"][1].replace("column", "input")
+
+
+def test_an_integer_that_float32_does_not_hold_is_of_its_own_column() -> None:
+    frame = pd.DataFrame({"a": [1, 2**24 + 1, 3], "b": [2.0**25 + 2, 1.0, 2.0**26]})
+    predicted = tr.Model(Picky(), signature=SIGNATURE).predict(frame, on_error="null")
+    assert np.isnan(np.ravel(predicted)).tolist() == [False, True, False]

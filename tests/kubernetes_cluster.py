@@ -8,12 +8,14 @@ ids and memory limits of their own. It takes root, and cgroups of version 1. Not
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -70,8 +72,12 @@ disabled_plugins = [{disabled}]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
+        Root = "{state}/runc"
 """
 _NOT_NEEDED = ", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in ("aufs", "btrfs", "zfs", "devmapper"))
+_NOT_NEEDED += ', "io.containerd.internal.v1.opt"'  # It makes a folder in /opt.
+FOLDERS = "/var/tmp/kubernetes-"
+"""The beginning of a cluster's folder: short, as the paths of sockets are."""
 
 
 def missing() -> str | None:
@@ -179,9 +185,9 @@ class Kubernetes:
                     run("ip", "-n", namespace(other), "route", "add", *route)
             self._start_containerd(name, number)
         for number, name in enumerate(names, 1):
-            socket = STATE / name / "containerd.sock"
-            wait(lambda: ok("ctr", "-a", socket, "version"), f"containerd of {name} answers")  # noqa: B023
-            run("ctr", "-a", socket, "-n", "k8s.io", "images", "import", images)
+            containerd = STATE / name / "containerd.sock"
+            wait(lambda: ok("ctr", "-a", containerd, "version"), f"containerd of {name} answers")  # noqa: B023
+            run("ctr", "-a", containerd, "-n", "k8s.io", "images", "import", images)
             self._start_kubelet(name, number, gates)
         wait(lambda: self._ready() == set(names), "all nodes are ready")
         wait(lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"), "pods have an account")
@@ -356,7 +362,7 @@ def kubernetes(features: str = "", apis: str = "") -> Iterator[Kubernetes]:
     if why_not := missing():
         pytest.skip(why_not)
     CACHE.mkdir(parents=True, exist_ok=True)
-    folders = tempfile.TemporaryDirectory(prefix="kubernetes-", dir="/var/tmp")  # Short, as sockets are in it.
+    folders = tempfile.TemporaryDirectory(prefix=Path(FOLDERS).name, dir=Path(FOLDERS).parent)
     with (CACHE / "kubernetes.lock").open("w") as lock, folders as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remove()  # What a process left that was killed.
@@ -379,7 +385,7 @@ def remove() -> None:
     wait(lambda: not _killed(places), "its processes have ended")
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in reversed(mounts):
-        if mount.startswith(f"{STATE}/") or f"{os.sep}kubernetes-" in mount:
+        if mount.startswith((f"{STATE}/", FOLDERS)):
             ok("umount", "-l", mount)
     for name in places:
         run("ip", "netns", "del", name)
@@ -390,6 +396,16 @@ def remove() -> None:
         for path, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(path)
+    for log in Path("/var/log/containers").glob("*.log"):
+        if os.readlink(log).startswith(FOLDERS):
+            log.unlink()
+    for result in Path("/var/lib/cni/results").glob("*"):  # Each names the namespace of a pod.
+        if f"{STATE}/" in result.read_text():
+            result.unlink()
+    for path in Path("/run/containerd/s").glob("*"):
+        with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == errno.ECONNREFUSED:  # Of a shim that has ended, whoever's.
+                path.unlink()
 
 
 def _killed(places: list[str]) -> set[int]:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import tritium as tr
+from clusters import set_to
 from tritium.errors import BadSetting, NotEnoughSlots
 from tritium.spark.cluster import cluster_of
+from tritium.spark.inside import SETTING
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -100,3 +102,6 @@ def test_over_connect(cluster: Any) -> None:
     assert [result[2:] for result in launch(cluster.spark, ranks=1, gpus=2)] == [("cuda:0", ("0", "1"))]
     with pytest.raises(NotEnoughSlots, match="an executor has 2"):
         launch(cluster.spark, gpus=3)
+    without = pytest.raises(BadSetting, match=r"with spark\.task\.cpus=1 and spark\.task\.resource\.gpu\.amount=1\.")
+    with set_to(cluster.spark, **{SETTING: "-profiles"}), without:
+        launch(cluster.spark, gpus=1)

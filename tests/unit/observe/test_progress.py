@@ -148,6 +148,12 @@ class TestPlainLines:
             "tritium: spooled 100 rows of 'train' after 0.0 s",
         ]
 
+    def test_the_kinds_of_gpus_are_said(self, progress: Progress, stream: io.StringIO) -> None:
+        kinds = [{"address": "0", "name": "NVIDIA H100"}, {"address": "1", "name": "NVIDIA A100"}, {"address": "2"}]
+        peers = [{**PEERS[0], "devices": kinds[:1]}, {**PEERS[0], "rank": 1, "devices": kinds}]
+        progress.event(GangFormed(peers=peers))
+        assert lines(stream) == ["tritium: 2 ranks on b7 with 2 x NVIDIA H100, 1 x NVIDIA A100 after 0.0 s"]
+
     def test_a_run_from_start_to_end(self, progress: Progress, stream: io.StringIO, clock: Clock) -> None:
         progress.event(GangStarted(ranks=2, slots=4))
         progress.event(RankReported(partition=0, host="b7", pid=1))

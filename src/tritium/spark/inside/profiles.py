@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tritium.spark import is_connect
 from tritium.spark.inside import Inside
 
 
 def probe(spark: Any) -> str | None:
-    """Return why this session's client makes no profiles; None where it does."""
-    return None if hasattr(spark.client, "_create_profile") else "this client of Spark makes no resource profiles"
+    """Return why this session's client makes no profiles; None where it does, and in a classic session."""
+    if not is_connect(spark) or hasattr(spark.client, "_create_profile"):
+        return None
+    return "this client of Spark makes no resource profiles"
 
 
 used = Inside("profiles", probe, needs_jvm=False)

@@ -15,7 +15,7 @@ import pytest
 
 import tritium as tr
 from clusters import in_pods, wait
-from tritium.errors import RankFailed, StartTimeout
+from tritium.errors import NotEnoughSlots, RankFailed, StartTimeout
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["kubernetes-bare"], indirect=True)]
 
@@ -133,3 +133,36 @@ def test_a_pod_that_goes_with_notice_costs_neither_a_step_nor_a_retry(kubernetes
             assert noted(run, "Spark decommissions executor")
             first, second = run.result(200)
     assert first == second > 5
+
+
+def test_gpus_of_pods_go_to_the_ranks_of_a_session_whose_tasks_have_none(kubernetes: Any) -> None:
+    def train() -> tuple[str, str, str]:  # As under torchrun, ranks of a host see each other's, and take one.
+        return os.uname().nodename, os.environ["CUDA_VISIBLE_DEVICES"], tr.world().device
+
+    def set_gpus(node: str, count: str | None) -> None:
+        change = {"status": {"capacity": {"nvidia.com/gpu": count}, "allocatable": {"nvidia.com/gpu": count}}}
+        kubernetes.call("PATCH", f"/api/v1/nodes/{node}/status", change, "application/merge-patch+json")
+
+    volume, gpu = "spark.kubernetes.executor.volumes.hostPath.shared", "spark.executor.resource.gpu"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
+        script = Path(shared, "gpus.sh")
+        script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1"]}'\n""")
+        script.chmod(0o755)
+        conf = {f"{volume}.mount.path": shared, f"{volume}.options.path": shared, "spark.executor.cores": "2"}
+        conf |= {f"{gpu}.amount": "2", f"{gpu}.vendor": "nvidia.com", f"{gpu}.discoveryScript": str(script)}
+        for node in ("n1", "n2"):
+            set_gpus(node, "2")
+        try:
+            with in_pods(kubernetes, **conf) as spark:
+                limits = [pod["spec"]["containers"][0]["resources"]["limits"] for pod in kubernetes.pods()]
+                assert [limit["nvidia.com/gpu"] for limit in limits] == ["2", "2"]
+                ranks = tr.launch(train, ranks=4, gpus=1, spark=spark, retries=0, **QUIET)
+                assert sorted(rank[1:] for rank in ranks) == sorted([("0,1", "cuda:0"), ("0,1", "cuda:1")] * 2)
+                assert len(set(ranks)) == 4
+                wide = tr.launch(train, ranks=2, gpus=2, spark=spark, **QUIET)
+                assert [rank[1:] for rank in wide] == [("0,1", "cuda:0")] * 2
+                with pytest.raises(NotEnoughSlots, match="5 ranks need 5 slots"):
+                    tr.launch(train, ranks=5, gpus=1, spark=spark, **QUIET)
+        finally:
+            for node in ("n1", "n2"):
+                set_gpus(node, None)

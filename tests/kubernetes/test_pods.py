@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 
 import tritium as tr
-from clusters import in_pods, wait
+from clusters import COMMON, SMALL, in_pods, wait
 from tritium.errors import NotEnoughSlots, RankFailed, StartTimeout
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["kubernetes-bare"], indirect=True)]
@@ -55,6 +58,58 @@ def test_pods_that_are_pending_are_waited_for_and_the_launch_says_why_they_are(k
             assert "Unschedulable" in noted(run, "is pending")
             close(kubernetes, "n2", False)
             assert run.result(200) == [0, 1]
+
+
+QUOTAS = "/api/v1/namespaces/default/resourcequotas"
+LAUNCH = """
+import json, sys
+from pyspark.sql import SparkSession
+import tritium as tr
+from tritium.errors import JobFailed
+
+builder = SparkSession.builder.master(sys.argv[1])
+for key, value in json.loads(sys.argv[2]).items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+try:
+    tr.launch(int, ranks=2, spark=spark, progress=False)
+except JobFailed as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def one_pod(kubernetes: Any) -> Iterator[None]:
+    """Let a quota allow one pod, until the test has deleted it or has ended."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
+    kubernetes.call("POST", QUOTAS, quota)
+    wait(lambda: "hard" in kubernetes.call("GET", f"{QUOTAS}/one").get("status", {}), "the quota counts")
+    yield
+    with contextlib.suppress(urllib.error.HTTPError):
+        kubernetes.call("DELETE", f"{QUOTAS}/one")
+
+
+YOUNG = {"spark.scheduler.maxRegisteredResourcesWaitingTime": "1s"}
+
+
+def test_pods_that_a_quota_refuses_are_waited_for_as_long_as_spark_does(kubernetes: Any, one_pod: None) -> None:
+    settings: dict[str, Any] = {"ranks": 2, "start_timeout": 200, **QUIET}
+    with (
+        in_pods(kubernetes, 1, **YOUNG, **{"spark.executor.maxNumFailures": "1000"}) as spark,
+        tr.submit(lambda: tr.world().rank, spark=spark, **settings) as run,
+    ):
+        assert "1 of 2 executor pods runs; 1 does not exist: " in noted(run, "a quota or an admission rule")
+        kubernetes.call("DELETE", f"{QUOTAS}/one")
+        assert run.result(200) == [0, 1]
+
+
+def test_a_driver_that_spark_ends_because_of_a_quota_says_so(kubernetes: Any, one_pod: None, tmp_path: Path) -> None:
+    conf = {**COMMON, **SMALL, **kubernetes.client_conf(), **YOUNG, "spark.executor.maxNumFailures": "12"}
+    command = [sys.executable, "-c", LAUNCH, f"k8s://{kubernetes.url}", json.dumps(conf)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert "Spark's JVM, in which its driver runs (pid" in done.stdout, done.stderr[-2000:]
+    assert "has ended with exit code 11, as more executors failed or, on Kubernetes, were refused" in done.stdout
+    assert "raise spark.executor.maxNumFailures" in done.stdout
 
 
 def test_a_rank_or_a_pod_that_is_killed_for_memory_says_so_in_the_first_line(kubernetes: Any) -> None:

@@ -72,6 +72,8 @@ _BATCH_TOO_LARGE = "org.apache.arrow.vector.util.OversizedAllocationException"
 _OUT_OF_MEMORY = ("java.lang.OutOfMemoryError", "org.apache.spark.memory.SparkOutOfMemoryError")
 OUT_OF_HEAP = 52
 """The exit code of a JVM of Spark's after an OutOfMemoryError (SparkExitCode.OOM)."""
+TOO_MANY_FAILURES = 11
+"""The exit code of the driver's JVM where more executors failed than it allows (EXCEED_MAX_EXECUTOR_FAILURES)."""
 _OUT_OF_HEAP = re.compile(rf"(?:exited with|exit) (?:code|status):? {OUT_OF_HEAP}\b", re.I)
 _WANT_OF_MEMORY = re.compile(
     rf"OutOfMemoryError|OOMKilled|memory limits|exit(?:ed with)? (?:code|status):? {OUT_OF_HEAP}\b", re.I

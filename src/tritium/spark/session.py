@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from tritium.errors import BadSetting, JobFailed
 from tritium.shown import signal_name
 from tritium.spark import is_connect
-from tritium.spark.errors import OUT_OF_HEAP, caused, more_memory, text_of
+from tritium.spark.errors import OUT_OF_HEAP, TOO_MANY_FAILURES, caused, more_memory, text_of
 
 T = TypeVar("T")
 
@@ -130,6 +130,9 @@ class Session:
         if code == OUT_OF_HEAP:
             how += ", as it does when it is out of memory (Java heap space)"
             advice = f"{more_memory('spark.driver.memory', '4g')}. {advice}"
+        if code == TOO_MANY_FAILURES:
+            how += ", as more executors failed or, on Kubernetes, were refused by a quota, than it allows"
+            advice = f"Its log says why. Free the quota, or raise spark.executor.maxNumFailures. {advice}"
         return _gone(f"{who}, {how}", advice, error)
 
     def exited(self, error: BaseException) -> JobFailed | None:

@@ -118,9 +118,9 @@ def summary(pods: Iterable[Pod], asked_for: int) -> str:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         state = f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'} pending"
         parts.append(f"{state} ({why})" if why else state)
-    if len(pods) < asked_for:
+    if (none := asked_for - len(pods)) > 0:
         parts.append(
-            f"{asked_for - len(pods)} do not exist: Spark has not asked for them yet, or a quota or an "
-            "admission rule refuses them (the driver's log has its words)"
+            f"{none} {'does' if none == 1 else 'do'} not exist: Spark has not asked yet, or a quota or an admission "
+            "rule refuses them (the driver's log has its words)"
         )
     return "; ".join(parts)

@@ -57,6 +57,6 @@ def test_pods_that_wait_for_the_same_are_listed_together() -> None:
     pods = [pod("e-1", phase="Running"), *(pod(f"e-{n}", conditions=[NO_ROOM]) for n in range(2, 7)), pod("e-7")]
     assert summary(pods, 9) == (
         "1 of 9 executor pods runs; e-2, e-3, e-4 and 2 more are pending (Unschedulable: 0/2 nodes are available: "
-        "2 Insufficient memory. no new claims to deallocate); e-7 is pending; 2 do not exist: Spark has not asked for "
-        "them yet, or a quota or an admission rule refuses them (the driver's log has its words)"
+        "2 Insufficient memory. no new claims to deallocate); e-7 is pending; 2 do not exist: Spark has not asked yet, "
+        "or a quota or an admission rule refuses them (the driver's log has its words)"
     )

@@ -12,10 +12,11 @@ def train():
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
+    torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.2)
     loader = tr.world().shard("train").loader(batch_size=32, scale_col="scale")
-    for _ in range(20):
+    for _ in range(40):
         for batch in loader:
             loss = torch.nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
             optimizer.zero_grad()

@@ -259,7 +259,8 @@ def test_a_function_that_saves_goes_on_with_what_there_is(seed: int, two_workers
 @contextlib.contextmanager
 def taken_away(spark: Any, *, replaced: bool = True) -> Iterator[None]:
     """Announce that a worker's host goes, `replaced` by another, and within the block let Spark end its executors."""
-    executor = psutil.Process(Workers.here.processes[-1].pid).children()[0]
+    children = psutil.Process(Workers.here.processes[-1].pid).children()
+    executor = next(child for child in children if child.name() == "java")  # Beside it may be a shell that has ended.
     Workers.here.take_away()
     if replaced:
         Workers.here.start()

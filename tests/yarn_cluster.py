@@ -47,13 +47,15 @@ class Yarn:
             "yarn.scheduler.capacity.root.queues": ",".join(QUEUES),
             **{f"yarn.scheduler.capacity.root.{name}.capacity": part for name, part in QUEUES.items()},
             **{f"yarn.scheduler.capacity.root.{name}.maximum-capacity": 100 for name in QUEUES},
+            **{f"yarn.scheduler.capacity.root.{name}.user-limit-factor": 3 for name in QUEUES},
             "yarn.scheduler.capacity.resource-calculator": CALCULATOR,
             "yarn.scheduler.capacity.maximum-am-resource-percent": 0.5,
             "yarn.scheduler.minimum-allocation-mb": 256,
             "yarn.nm.liveness-monitor.expiry-interval-ms": EXPIRY_SECONDS * 1000,
             "yarn.resourcemanager.nm.liveness-monitor.interval-ms": 1000,
-            "yarn.nodemanager.resource.memory-mb": 6144,
+            "yarn.nodemanager.resource.memory-mb": 4096,  # one executor of `settings` a host, and the ApplicationMaster
             "yarn.nodemanager.vmem-check-enabled": "false",
+            "yarn.nodemanager.resource.memory.enforced": "false",  # by cgroups, which only LinuxContainerExecutor has
             "yarn.nodemanager.disk-health-checker.enable": "false",  # a disk of the machine that is 90 % full
         }
         for name, properties in {

@@ -60,6 +60,7 @@ _ON_THE_DRIVER = (
     "tritium/spark/cluster",
     "tritium/spark/inside/batch_bytes.py",
     "tritium/spark/inside/hangs.py",
+    "tritium/spark/memory.py",
     "tritium/spark/inside/partitions.py",
     "tritium/spark/inside/pods.py",
     "tritium/spark/inside/profiles.py",

@@ -139,11 +139,6 @@ def test_settings(conf: dict[str, str], level: str | None, says: str) -> None:
     assert all(says in finding.result for finding in wrong)
 
 
-@pytest.mark.parametrize(("text", "size"), [("1g", 1 << 30), ("512m", 512 << 20), ("512", 512 << 20), ("2GB", 2 << 30)])
-def test_sizes_of_spark(text: str, size: int) -> None:
-    assert judge._bytes(text) == size
-
-
 def test_a_run_dir_is_left_as_it_was(tmp_path: Path) -> None:
     with _written(f"{tmp_path}/new/run") as (findings, file):
         assert findings[0].level == "ok"

@@ -12,6 +12,7 @@ from tritium.cli.findings import Finding
 from tritium.errors import TritiumError
 from tritium.spark.cluster.base import Cluster, check_versions
 from tritium.spark.inside.hangs import HANGING
+from tritium.spark.memory import notes, size_of
 from tritium.spark.python import NEEDED, VARIABLE
 
 LIBRARIES = ("lzma", "pyarrow", "numpy", "pandas", "torch")
@@ -47,7 +48,10 @@ def settings(cluster: Cluster) -> list[Finding]:
         problem = None
     except TritiumError as error:
         problem = Finding("settings", str(error), "see the error beside this")
+    ranks = max(1, cluster.cores_of_an_executor() // int(cluster.session.setting("spark.task.cpus", "1")))
     findings = [problem, *(check(cluster.session.setting) for check in SETTINGS)]
+    for text in notes(cluster.session, cluster.overhead_factors, ranks):
+        findings.append(Finding("settings", text, "set it, for as many ranks as an executor will have", warning=True))
     return [finding for finding in findings if finding] or [Finding("settings", "none that is known to hurt")]
 
 
@@ -101,7 +105,7 @@ def executors(cluster: Cluster, answers: Answers) -> list[Finding]:
     """Judge the answers of all tasks."""
     firsts = list({answer["executor"]: answer for answer in answers if answer["first"]}.values())
     local = cluster.master.startswith("local") and not cluster.master.startswith("local-cluster")
-    heap = 0 if local else _bytes(cluster.session.setting("spark.executor.memory", "1g"))
+    heap = 0 if local else size_of(cluster.session.setting("spark.executor.memory", "1g"))
     return [
         slots(answers),
         java(firsts),
@@ -312,11 +316,3 @@ def _version(name: str) -> str | None:
 
 def _size(number: float) -> str:
     return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
-
-
-def _bytes(text: str) -> int:
-    """Return a size of Spark's, such as 4g or 512m, in bytes; without a unit it is in MiB."""
-    units = {"k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-    digits = text.strip().lower().removesuffix("b")
-    unit = digits[-1:]
-    return int(digits[:-1]) << units[unit] if unit in units else int(digits) << 20

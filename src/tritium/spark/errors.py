@@ -56,6 +56,7 @@ _WORKER = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back)|EOFException occurred while reading the port number|"
     r"(?:Bad data|No port number) in \S*pyspark\.daemon"
 )
+_DAEMON_SAYS = re.compile(r"\s*Error from python worker:\s+(?P<says>.*?)\nPYTHONPATH was:", re.DOTALL)
 _NO_PYTHON = re.compile(r'Cannot run program "(?P<program>[^"]*)"')
 _OURS = re.compile(r"tritium[/\\]gang[/\\](?:supervisor|coordinator)[/\\]\w+\.pyc?$")
 _SET_PYTHON = (
@@ -365,6 +366,8 @@ def reason_of(how: Ended, *, own: bool = True) -> str:
     if _WORKER.match(text) and text.startswith("Python worker exited"):
         who = "its supervisor, a Python worker of Spark's," if own else "a Python worker of Spark's"
         return f"{who} was killed or crashed: probably out of memory, unless someone killed it"
+    if (daemon := _DAEMON_SAYS.match(text)) and daemon["says"].strip():
+        return f"Spark's Python daemon did not start; it says: {daemon['says'].strip().splitlines()[-1].strip()}"
     if _EXECUTOR_LOST.match(how.reason):
         return executor_lost(how.reason, how.why_lost)
     if thrown and thrown["type"] == "java.io.IOException" and text == "Stream closed":

@@ -16,6 +16,9 @@ from tritium.spark.errors import OUT_OF_HEAP, TOO_MANY_FAILURES, caused, more_me
 
 T = TypeVar("T")
 
+_ENDED = "Spark or its cluster has ended {application}."
+_AGAIN = "Make a new one, and launch with it."
+
 ASK_SECONDS = 5.0  # The timeout of a cancellation over Spark Connect, whose client would retry for ten minutes.
 DYING_SECONDS = 0.5  # How long the JVM may take to exit after its connection broke.
 EXIT_SECONDS = 3.0  # And after its session was stopped, if it exits.
@@ -73,10 +76,15 @@ class Session:
         """Whether the session was stopped in the JVM, which Python's own `stop` is known not to be."""
         return self.spark.sparkContext._jsc is not None and self.is_stopped
 
-    def refuse_stopped(self) -> None:
-        """Raise BadSetting where the session was stopped, from Python or in the JVM."""
+    def refuse_stopped(self, where_it_ended: str = "") -> None:
+        """Raise BadSetting where the session was stopped, from Python or in the JVM.
+
+        where_it_ended : the sentence on where the cluster's manager says why it has ended {application}.
+        """
         if safely(lambda: self.is_stopped, False):
-            raise BadSetting("This SparkSession has been stopped. Make a new one, and launch with it.")
+            where = (where_it_ended or _ENDED) if safely(lambda: self.stopped_itself, False) else ""
+            where = safely(lambda: where.format(application=self.id), "")
+            raise BadSetting(" ".join(filter(None, ["This SparkSession has been stopped.", where, _AGAIN])))
 
     # ---- jobs
 
@@ -166,7 +174,7 @@ class ConnectSession(Session):
     def is_stopped(self) -> bool:
         return False
 
-    def refuse_stopped(self) -> None:
+    def refuse_stopped(self, where_it_ended: str = "") -> None:
         """Do nothing: a client that was stopped says so itself."""
 
     @property

@@ -92,6 +92,11 @@ def told(text: str) -> TritiumError:
     ("reason", "says"),
     [
         (DAEMON, "EOFException occurred while reading the port number from pyspark.daemon's stdout."),
+        (
+            "org.apache.spark.SparkException: \nError from python worker:\n  usage\n  python: No module named nope\n"
+            "PYTHONPATH was:\n  /a\norg.apache.spark.SparkException: No port number in nope's stdout",
+            "Spark's Python daemon did not start; it says: python: No module named nope",
+        ),
         (CRASHED, "its supervisor, a Python worker of Spark's, was killed or crashed: probably out of memory"),
         (YARN, "Container killed by YARN for exceeding physical memory limits. 5.5 GB of 5.5 GB physical memory used."),
         ("java.net.SocketException: Connection reset", "java.net.SocketException: Connection reset"),

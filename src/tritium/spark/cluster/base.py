@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from tritium.accelerators import Accelerators
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
+from tritium.spark import memory
 from tritium.spark.errors import WHY_LOST
 from tritium.spark.inside import scheduler
 from tritium.spark.inside.older import numbers
@@ -88,6 +89,8 @@ class Cluster:
     why_lost: ClassVar[str] = WHY_LOST
     """A pattern of those lines about a lost executor that say why it was lost."""
 
+    overhead_factors: ClassVar[tuple[str, ...]] = ()
+    """The settings of the share of its heap that an executor may take beside it; none where nothing limits that."""
     where_it_ended: ClassVar[str] = ""
     """The sentence on where the manager says why it has ended {application}; "": it ends none."""
 
@@ -114,6 +117,10 @@ class Cluster:
         self.check_settings()
         self.check_gpus(gang)
         self.check_cores(gang)
+        for text in (
+            () if again else memory.notes(self.session, self.overhead_factors, _ranks_of_an_executor(self, gang))
+        ):
+            note(text)
         return self.count_ranks(gang, note, again)
 
     def slots(self, gang: Needs) -> int | None:
@@ -164,7 +171,6 @@ class Cluster:
         """Return the world size that the present slots allow. Raises NotEnoughSlots."""
         available = self.await_slots(gang, note, again)
         if available < gang.least:
-            self.session.refuse_stopped()  # A session that has ended meanwhile has no slots either.
             raise NotEnoughSlots(_too_few(self, gang, available), needed=gang.least, available=available)
         return min(gang.most, available)
 
@@ -196,6 +202,7 @@ class Cluster:
             expected = again or _fewer_than_before(self)
             expected = expected or ((certain or waited < young) and not _all_registered(self))
             over = not expected or waited > (for_least if available < gang.least else for_most)
+            self.session.refuse_stopped(self.where_it_ended)
             if not over:
                 self.to_come(gang, note)
                 self.sleep(_POLL_SECONDS)
@@ -224,6 +231,7 @@ class Cluster:
 
     def check_settings(self) -> None:
         """Raise BadSetting for settings with which Spark would end a gang."""
+        memory.check_workers(self.session)
         # 4.2 has session settings of the same meaning, which default to these.
         setting = self.session.setting
         idle = setting("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", setting(_IDLE, "0"))
@@ -290,6 +298,10 @@ class Cluster:
     def reservations(self) -> Reservations:
         """Return the reservations of slots of this application."""
         return reservations(self.session.id)
+
+
+def _ranks_of_an_executor(cluster: Cluster, gang: Needs) -> int:
+    return max(1, min(gang.most, cluster.cores_of_an_executor() // cluster.cores_of_a_rank(gang)))
 
 
 def _registration_seconds_left(cluster: Cluster) -> float:

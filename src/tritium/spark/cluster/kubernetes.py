@@ -12,6 +12,7 @@ class Kubernetes(Asking):
     """A Kubernetes cluster, where an executor is a pod, of one core by default."""
 
     default_cores = "1"
+    overhead_factors = ("spark.executor.memoryOverheadFactor", "spark.kubernetes.memoryOverheadFactor")
     leaving_limit = ("spark.kubernetes.executor.terminationGracePeriodSeconds", "30s")
     why_lost = rf"{Asking.why_lost}|OOMKilled|The API gave the following (?:brief reason|message): (?!N/A|null)"
     replacement_seconds = 60.0  # Spark asks for another pod after 15 s, and a node may have to fetch its image.

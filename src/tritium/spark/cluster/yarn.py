@@ -10,6 +10,7 @@ class Yarn(Asking):
     """A YARN cluster, where an executor is a container, of one core by default."""
 
     default_cores = "1"
+    overhead_factors = ("spark.executor.memoryOverheadFactor",)
     replacement_seconds = 30.0  # A container is asked for, granted and started: 12 to 40 s were seen.
     why_lost = rf"{Asking.why_lost}|exceeding|memory limits|Diagnostics"
     where_it_ended = "YARN may have ended its application: `yarn application -status {application}` says why."

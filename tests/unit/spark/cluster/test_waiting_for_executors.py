@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritium.errors import NotEnoughSlots, RunCancelled, StartTimeout
+from tritium.errors import BadSetting, NotEnoughSlots, RunCancelled, StartTimeout
 from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import base
@@ -141,6 +141,12 @@ def test_executors_that_yarn_was_asked_for_are_waited_for_and_the_error_says_wha
     assert ("yarn.nm.liveness-monitor.expiry-interval-ms" in str(caught.value)) == lost
     with pytest.raises(NotEnoughSlots, match="3 ranks need 3 slots"):
         cluster.count_ranks(Gang(ranks=3, replacement_timeout=0.1), str, again=False)
+
+
+def test_a_session_that_yarn_ends_meanwhile_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "is_stopped", property(lambda _: True))
+    with pytest.raises(BadSetting, match=r"has been stopped\. YARN .*`yarn application -status young-\d+` says why"):
+        OnYarn().count_ranks(Gang(ranks=2, start_timeout=60), str, again=True)
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [(Standalone, 15), (Kubernetes, 60), (Yarn, 30)])

@@ -765,6 +765,17 @@ def test_two_launches_at_once_know_nothing_of_each_other() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("thread", ["follow_rank", "follow_coordinator"])
+def test_an_error_in_a_thread_of_a_supervisor_ends_the_gang(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any) -> None:
+        raise AttributeError("a message that it does not understand")
+
+    monkeypatch.setattr(f"tritium.gang.supervisor.relay.Relay.{thread}", breaks)
+    with pytest.raises(RankFailed, match="a message that it does not understand"):
+        run(lambda: None, start_timeout=60)
+
+
+@pytest.mark.processes
 def test_a_gang_that_is_not_complete_in_time_is_ended_and_its_ranks_named() -> None:
     with pytest.raises(StartTimeout, match=r"of 2 ranks were ready after start_timeout=0\.01 s\. Still missing: task"):
         run(lambda: None, start_timeout=0.01)

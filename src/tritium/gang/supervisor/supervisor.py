@@ -308,7 +308,13 @@ class Supervisor:
     # ---- threads
 
     def _spawn(self, target: Callable[[], None], what: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=f"tritium-{what}-{self.partition}", daemon=True)
+        def run() -> None:
+            try:
+                target()
+            except Exception as error:  # noqa: BLE001 - else the gang would wait for what this thread does
+                self._fail(self._failure_of(error))
+
+        thread = threading.Thread(target=run, name=f"tritium-{what}-{self.partition}", daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread

@@ -26,6 +26,7 @@ REGISTERS = (
     "org.apache.spark.internal.config.Python$",
     "org.apache.spark.internal.config.Worker$",
     "org.apache.spark.sql.internal.SQLConf$",
+    "org.apache.spark.deploy.k8s.Config$",
 )
 
 # Keys that Spark does not register as entries, and where they are documented or used.
@@ -39,6 +40,9 @@ UNREGISTERED = {
     "spark.worker.resource.gpu.discoveryScript": "https://spark.apache.org/docs/latest/spark-standalone.html",
     "spark.executor.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
     "spark.task.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
+    "spark.task.resource": "in front of a resource's name: https://spark.apache.org/docs/latest/configuration.html",
+    "spark.executorEnv": "in front of a variable's name: https://spark.apache.org/docs/latest/configuration.html",
+    "spark.executorEnv.TRITIUM_ENVIRONMENTS": "ours: read by gang/supervisor/packages.py",
     "spark.hadoop": "in front of Hadoop's own settings: https://spark.apache.org/docs/latest/configuration.html",
     "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",
 }

@@ -56,7 +56,6 @@ class Monitor:
     def _watch_pid(self, now: float) -> None:
         self._pid = self._process.pid
         self._memory = Memory(self._pid)
-        self._memory.look()  # A rank that is killed before the first heartbeat has its group's limit, too.
         self._busy = process_stats.Busy(self._pid, now)
 
     def receives(self, rows: Mapping[str, int] | None) -> None:

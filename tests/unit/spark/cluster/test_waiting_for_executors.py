@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ def session(age: float = 0.0, **settings: str) -> Session:
     settings = {name.replace("_", "."): value for name, value in settings.items()}
     application = SimpleNamespace(getTimeAsSeconds=lambda _, __: 20)
     jvm = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: application))
-    started = SimpleNamespace(applicationId=f"young-{id(settings)}", _jsc=jvm, startTime=(time.time() - age) * 1000)
+    started = SimpleNamespace(applicationId=f"young-{uuid.uuid4()}", _jsc=jvm, startTime=(time.time() - age) * 1000)
     conf = SimpleNamespace(get=lambda name, default: settings.get(name, default))
     return Session(SimpleNamespace(sparkContext=started, conf=conf))
 

@@ -267,7 +267,7 @@ def test_a_table_of_the_catalog(spark: Any, model: TorchModel, place: str, tmp_p
 
 
 def test_a_limit_does_not_score_the_rest(spark: Any, model: TorchModel, place: str, tmp_path: Path) -> None:
-    # The worker goes on with batches that it was sent until Spark ends the task: a hundred thousand rows on a busy machine.
+    # The worker goes on with the batches that it was sent until Spark ends the task: 100,000 rows on a busy machine.
     most = 300_000
     df = spark.range(0, 1_600_000, 1, 4).select("id", F.sin("id").alias("a"), F.col("id").cast("int").alias("b"))
     assert len(model.transform(df).limit(5).collect()) == 5

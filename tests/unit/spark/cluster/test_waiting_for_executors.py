@@ -146,7 +146,7 @@ def test_executors_that_yarn_was_asked_for_are_waited_for_and_the_error_says_wha
 
 def test_a_session_that_yarn_ends_meanwhile_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "is_stopped", property(lambda _: True))
-    with pytest.raises(BadSetting, match=r"has been stopped\. YARN .*`yarn application -status young-\d+` says why"):
+    with pytest.raises(BadSetting, match=r"has been stopped\. YARN .*`yarn application -status young-\S+` says why"):
         OnYarn().count_ranks(Gang(ranks=2, start_timeout=60), str, again=True)
 
 

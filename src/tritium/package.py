@@ -55,7 +55,6 @@ _ON_THE_DRIVER = (
     "tritium/predict/http.py",
     "tritium/predict/into.py",
     "tritium/predict/ledger.py",
-    "tritium/predict/lock.py",
     "tritium/predict/targets.py",
     "tritium/spark/cluster",
     "tritium/spark/inside/batch_bytes.py",

@@ -66,6 +66,35 @@ def test_every_public_name_can_be_imported_from_the_zip(tmp_path: Path) -> None:
     assert done.stdout == "tr.explain is for the driver: executors don't have it. Call it outside of what they run.\n"
 
 
+ON_THE_DRIVER = ["tritium.integration.command", "tritium.ml.torch.fit"]
+"""Modules of the zip that import what is not in it; what executors do imports neither."""
+
+
+@pytest.mark.processes
+def test_what_is_in_the_zip_needs_nothing_that_is_not(tmp_path: Path) -> None:
+    zipped = tmp_path / "tritium.zip"
+    zipped.write_bytes(lzma.decompress(package.zipped()))
+    program = """
+        import importlib, sys, zipfile
+        sys.path.insert(0, sys.argv[1])
+        sys.path.append(sys.argv[2])
+        with zipfile.ZipFile(sys.argv[1]) as archive:
+            files = [name[:-4] for name in archive.namelist() if name.startswith("tritium/") and name.endswith(".pyc")]
+        lacking = []
+        for name in sorted(file.replace("/", ".").removesuffix(".__init__") for file in files):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("tritium"):
+                    lacking.append(name)
+        print(lacking)
+    """
+    libraries = os.path.dirname(os.path.dirname(pytest.__file__))
+    command = [sys.executable, "-S", "-c", textwrap.dedent(program), str(zipped), libraries]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == [str(ON_THE_DRIVER)], done.stderr[-2000:]
+
+
 class TestKept:
     """For later processes of the same user with the same sources."""
 

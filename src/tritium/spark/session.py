@@ -77,14 +77,17 @@ class Session:
         return self.spark.sparkContext._jsc is not None and self.is_stopped
 
     def refuse_stopped(self, where_it_ended: str = "") -> None:
-        """Raise BadSetting where the session was stopped, from Python or in the JVM.
+        """Raise BadSetting where the session was stopped, from Python or in the JVM, and JobFailed where that exits.
 
         where_it_ended : the sentence on where the cluster's manager says why it has ended {application}.
         """
         if safely(lambda: self.is_stopped, False):
-            where = (where_it_ended or _ENDED) if safely(lambda: self.stopped_itself, False) else ""
-            where = safely(lambda: where.format(application=self.id), "")
-            raise BadSetting(" ".join(filter(None, ["This SparkSession has been stopped.", where, _AGAIN])))
+            itself = safely(lambda: self.stopped_itself, False)
+            where = safely(lambda: (where_it_ended or _ENDED).format(application=self.id), "") if itself else ""
+            stopped = BadSetting(" ".join(filter(None, ["This SparkSession has been stopped.", where, _AGAIN])))
+            if itself and (gone := self.exited(stopped)) is not None:
+                raise gone from stopped
+            raise stopped
 
     # ---- jobs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ class Watching(NotebookClient):  # type: ignore[misc]
 def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     client = Watching(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        client.execute()
+    finally:
+        signal.signal(signal.SIGINT, handler)  # The client leaves Python's own.
     pages: list[str] = client.__dict__["pages"]
     shares = [float(share) for page in pages for share in re.findall(r"<progress max='1' value='([\d.]+)'", page)]
     assert shares == sorted(shares)

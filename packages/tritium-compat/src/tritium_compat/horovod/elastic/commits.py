@@ -43,6 +43,8 @@ class Commits:
         self._written = -1e9  # when, by this process's clock
         self._seconds = _seconds()
         self._on = bool(self._world.run_dir)
+        self._restarts = False
+        """Whether rank 0 has decided that this gang is to end: a function may raise HostsUpdatedInterrupt itself."""
 
     def restore(self, state: State) -> bool:
         """Let the state be the newest one that was written for this call, if any, and return whether there is one."""
@@ -76,20 +78,22 @@ class Commits:
         self._number += 1
         if not self._on:
             return
-        due, grows = self._ask(state)
+        due, self._restarts = self._ask(state)
         if due:
             self._write(state)
-        if grows:
+        if self._restarts:
             raise HostsUpdatedInterrupt
 
     def check(self, state: State) -> None:
         """Raise HostsUpdatedInterrupt on every rank if the gang can grow."""
-        if self._on and self._world._control.elastic and self._ask(state)[1]:
-            raise HostsUpdatedInterrupt
+        if self._on and self._world._control.elastic:
+            self._restarts = self._ask(state)[1]
+            if self._restarts:
+                raise HostsUpdatedInterrupt
 
     def grow(self, state: State) -> None:
-        """Write the state, and end this gang, to be started again elsewhere or with more ranks, if there is a store."""
-        if self._on:
+        """Write the state, and end this gang, to be started again elsewhere or larger; return if it is not to end."""
+        if self._restarts:
             self._number += 1
             self._world.checkpoint.restart(lambda: self._packed(state), self._number)
 

@@ -13,6 +13,10 @@ class Kubernetes(Asking):
 
     default_cores = "1"
     overhead_factors = ("spark.executor.memoryOverheadFactor", "spark.kubernetes.memoryOverheadFactor")
+    where_it_ended = (
+        "Spark has ended {application}, and its log says why. Where a quota refused pods, or they failed again and "
+        "again, free the quota, or raise spark.executor.maxNumFailures."
+    )
     leaving_limit = ("spark.kubernetes.executor.terminationGracePeriodSeconds", "30s")
     why_lost = rf"{Asking.why_lost}|OOMKilled|The API gave the following (?:brief reason|message): (?!N/A|null)"
     replacement_seconds = 60.0  # Spark asks for another pod after 15 s, and a node may have to fetch its image.

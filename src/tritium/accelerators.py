@@ -10,7 +10,9 @@ from typing import Protocol
 GPU = "gpu"
 
 
-class _Settings(Protocol):
+class NeedsAccelerators(Protocol):
+    """What a gang says of its ranks' accelerators: a `Gang` has these."""
+
     @property
     def gpus(self) -> float: ...
     @property
@@ -37,7 +39,7 @@ class Accelerators:
     mixed: bool = False
 
     @classmethod
-    def of(cls, gang: _Settings) -> Accelerators:
+    def of(cls, gang: NeedsAccelerators) -> Accelerators:
         """Return those that the settings ask for."""
         kinds = (gang.gpu_type,) if isinstance(gang.gpu_type, str) else tuple(gang.gpu_type or ())
         return cls(amount=gang.gpus, resource=gang.accelerator, kinds=kinds, mixed=gang.mixed == "allow")

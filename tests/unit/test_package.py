@@ -41,14 +41,19 @@ def test_the_package_is_the_same_zip_every_time(again: Callable[[], None], monke
     assert not [name for name in names if "__pycache__" in name or name.startswith("tritium/cli/")]
 
 
+def from_the_zip(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a Python that has this package from the zip, `sys.argv[1]`, and the libraries of this one."""
+    zipped = folder / "tritium.zip"
+    zipped.write_bytes(lzma.decompress(package.zipped()))
+    libraries = os.path.dirname(os.path.dirname(pytest.__file__))
+    paths = "import sys\nsys.path.insert(0, sys.argv[1])\nsys.path.append(sys.argv[2])\n"
+    command = [sys.executable, "-S", "-c", paths + textwrap.dedent(program), str(zipped), libraries]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_every_public_name_can_be_imported_from_the_zip(tmp_path: Path) -> None:
     """A module of the user's that ranks import may name at its top what only the driver calls."""
-    zipped = tmp_path / "tritium.zip"
-    zipped.write_bytes(lzma.decompress(package.zipped()))
     program = """
-        import importlib, sys
-        sys.path.insert(0, sys.argv[1])
-        sys.path.append(sys.argv[2])
         import tritium, tritium.ml
         assert tritium.__file__.startswith(sys.argv[1]), tritium.__file__
         for name in dir(tritium):
@@ -60,9 +65,7 @@ def test_every_public_name_can_be_imported_from_the_zip(tmp_path: Path) -> None:
         except tritium.errors.TritiumError as error:
             print(error)
     """
-    libraries = os.path.dirname(os.path.dirname(pytest.__file__))
-    command = [sys.executable, "-S", "-c", textwrap.dedent(program), str(zipped), libraries]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = from_the_zip(tmp_path, program)
     assert done.stdout == "tr.explain is for the driver: executors don't have it. Call it outside of what they run.\n"
 
 
@@ -72,12 +75,8 @@ ON_THE_DRIVER = ["tritium.integration.command", "tritium.ml.torch.fit"]
 
 @pytest.mark.processes
 def test_what_is_in_the_zip_needs_nothing_that_is_not(tmp_path: Path) -> None:
-    zipped = tmp_path / "tritium.zip"
-    zipped.write_bytes(lzma.decompress(package.zipped()))
     program = """
-        import importlib, sys, zipfile
-        sys.path.insert(0, sys.argv[1])
-        sys.path.append(sys.argv[2])
+        import importlib, zipfile
         with zipfile.ZipFile(sys.argv[1]) as archive:
             files = [name[:-4] for name in archive.namelist() if name.startswith("tritium/") and name.endswith(".pyc")]
         lacking = []
@@ -89,9 +88,7 @@ def test_what_is_in_the_zip_needs_nothing_that_is_not(tmp_path: Path) -> None:
                     lacking.append(name)
         print(lacking)
     """
-    libraries = os.path.dirname(os.path.dirname(pytest.__file__))
-    command = [sys.executable, "-S", "-c", textwrap.dedent(program), str(zipped), libraries]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = from_the_zip(tmp_path, program)
     assert done.stdout.splitlines()[-1:] == [str(ON_THE_DRIVER)], done.stderr[-2000:]
 
 

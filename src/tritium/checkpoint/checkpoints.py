@@ -97,14 +97,11 @@ class Checkpoints:
         self._reach()
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
-        due = every is not None and self._clock.due(math.inf if seconds is None else seconds)
-        over = due and self._clock.noticed
-        if seconds is None and not due:
-            due = steps is None or step // steps > self._last // steps
-            if due:
-                self._clock.reset()
-        if not due:
-            return False
+        timed = every is not None and self._clock.due(math.inf if seconds is None else seconds)
+        if not timed:
+            if seconds is not None or not (steps is None or step // steps > self._last // steps):
+                return False
+            self._clock.reset()
         self._control.confirm_rows()  # Spark may still take back streamed rows, on which the state rests.
         self.wait()
         began = time.monotonic()
@@ -120,7 +117,7 @@ class Checkpoints:
         arguments = (step, keep, mine is not None, began)
         self._thread = threading.Thread(target=self._work, args=arguments, name="tritium-checkpoint", daemon=True)
         self._thread.start()
-        if over:
+        if timed and self._clock.noticed:
             self.wait()
             raise Regroup
         return True

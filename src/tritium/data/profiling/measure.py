@@ -54,7 +54,7 @@ class SourceFigures:
 
 @dataclass
 class FieldFigures:
-    """The figures of a batch column: rows that would be refused, what the first of them is told, and its sources."""
+    """The figures of a batch column: rows that would be refused, the text for the first of them, and its sources."""
 
     sources: list[SourceFigures]
     refused: int = 0

@@ -167,7 +167,7 @@ def profile(
 ) -> Profile:
     """Measure what an exchange of these rows will do, in one Spark job: nothing is shuffled, and no rank starts.
 
-    Every row is checked as a rank would check it, and all that would be refused is told at once: a wrong setting does
+    Every row is checked as a rank would check it, and all that would be refused is said at once: a wrong setting does
     not hide a null. Functions of `decode` are not called.
 
     data       : a DataFrame of Spark or pandas, an Arrow table, or a `tr.Data` of one.

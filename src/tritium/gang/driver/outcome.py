@@ -189,11 +189,7 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         attempt.recorder.ranks(ranks_now(coordinator))
         if not over:
             announce_end(coordinator, attempt, tasks)
-        if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
-            most = min(slots, attempt.gang.most)
-            attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
-            coordinator.tell_all("more")
-            elastic = False
+            elastic = elastic and not announce_slots(coordinator, attempt, tasks)
     # With a coordinator on an executor no member reports to this one.
     unfinished = bool(coordinator.members) and not coordinator.finished
     if coordinator.failure is None and (tasks.problem is not None or unfinished):
@@ -237,6 +233,16 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         raise error
     if tasks.problem is not None:
         raise tasks.problem
+
+
+def announce_slots(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> bool:
+    """Announce to the ranks that there are slots for more of them, and return whether there are."""
+    if (slots := tasks.slots()) <= attempt.ranks:
+        return False
+    most = min(slots, attempt.gang.most)
+    attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
+    coordinator.tell_all("more")
+    return True
 
 
 def announce_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from tritium.accelerators import Accelerators
+from tritium.accelerators import Accelerators, NeedsAccelerators
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
 from tritium.spark import memory
 from tritium.spark.errors import WHY_LOST
@@ -41,7 +41,7 @@ def unheard(text: str) -> None:
     """Discard a note."""
 
 
-class Needs(Protocol):
+class Needs(NeedsAccelerators, Protocol):
     """What a gang needs of a cluster: a `Gang` has these."""
 
     @property
@@ -50,14 +50,6 @@ class Needs(Protocol):
     def most(self) -> int: ...
     @property
     def cpus(self) -> int | None: ...
-    @property
-    def gpus(self) -> float: ...
-    @property
-    def accelerator(self) -> str: ...
-    @property
-    def gpu_type(self) -> str | Sequence[str] | None: ...
-    @property
-    def mixed(self) -> str: ...
     @property
     def start_timeout(self) -> float: ...
     @property

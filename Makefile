@@ -11,7 +11,7 @@ CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest managers kubernetes test-all horovod oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest managers kubernetes test-all horovod trackers oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -63,6 +63,9 @@ kubernetes: setup ## a real Kubernetes of two nodes, as root: Go compiles it the
 
 horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
 	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/pages/test_docs.py
+
+trackers: setup  ## the tests with the real wandb and trackio, which are put into .envs/ the first time (a minute)
+	@PYTHONPATH=$$(scripts/trackers.sh) $(BIN)/python -m pytest -q tests/servers/test_wandb_trackio.py
 
 oldest: setup    ## the core suite in short on the oldest Spark, whose environment is made in .envs/ the first time
 	@$(BIN)/python scripts/matrix.py --short

@@ -71,6 +71,8 @@ REASONS: dict[str, str] = {
     "MLFlowLogger": "of Lightning",
     "WandbLogger": "of Lightning",
     "wandb.finish": "of W&B",
+    "wandb.init": "of W&B",
+    "wandb.log": "of W&B",
     "tritium.run": "a tag of MLflow's runs",
     "tritium.run_dir": "a tag of MLflow's runs",
     "BatchNorm": "a kind of layer, of several classes",

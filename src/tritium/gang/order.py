@@ -26,6 +26,8 @@ class Order:
     secret: bytes
     job: bytes
     env: Mapping[str, str]
+    env_above_0: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks above 0, in place of those of `env`."""
     cpus: int | None = None
     accelerators: Accelerators = NONE
     framework: Framework | None = None

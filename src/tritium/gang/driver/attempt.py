@@ -13,6 +13,7 @@ from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
 from tritium.gang import rank_logs
 from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver import trackers
 from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.order import Order
@@ -175,6 +176,7 @@ def order_of(
         secret=coordinator.secret,
         job=job,
         env={**attempt.trackers, **rank_logs.described(gang.logs), **gang.env},
+        env_above_0={name: value for name, value in trackers.ABOVE_0.items() if name not in gang.env},
         cpus=gang.cpus,
         accelerators=Accelerators.of(gang),
         framework=frameworks.find(gang.framework),

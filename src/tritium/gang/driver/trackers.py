@@ -16,6 +16,8 @@ _OTHERS = (
     *("TRACKIO_PROJECT", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"),
 )
 """No file and no directory is among them, as an executor may have another one of that name."""
+ABOVE_0 = {"WANDB_MODE": "disabled"}
+"""Variables of the ranks above 0, as a function often begins its run on every rank. trackio has none for it."""
 
 
 def variables() -> dict[str, str]:

@@ -94,6 +94,8 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
         control.listen()
         with entered(connected(control.join(), required=framework is not None)) as world:
             prepare_environment(world, control.assignment)
+            if world.rank > 0:
+                os.environ.update(settings["env_above_0"])
             rank_logs.set_up(world.rank, world.run_id)
             compare_versions(framework, world)
             if world.size > 1 and not (framework and framework.pmi):

@@ -167,6 +167,7 @@ class Supervisor:
             **self._monitor.settings,
             "framework": frameworks.to_json(self.order.framework),
             "gpus": bool(self.order.accelerators),
+            "env_above_0": dict(self.order.env_above_0),
             "pmi": self._pmi.fd if self._pmi else None,
             "elastic": self.order.elastic,
             "trace": self.order.trace,

@@ -36,3 +36,18 @@ def test_env_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
         return os.environ["WANDB_API_KEY"], os.environ["WANDB_PROJECT"]
 
     assert tr.launch(look, on="driver", env={"WANDB_API_KEY": ""}, progress=False) == [("", "bikes")]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("env", "modes"), [({}, ["online", "disabled"]), ({"WANDB_MODE": "offline"}, ["offline", "offline"])]
+)
+def test_ranks_above_0_begin_no_run_of_wandb(
+    env: Mapping[str, str], modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+
+    def look() -> str:
+        return os.environ["WANDB_MODE"]
+
+    assert tr.launch(look, ranks=2, on="driver", env=env, progress=False) == modes

@@ -309,6 +309,8 @@ class Logged(Event, kind="log"):
     rows        : all rows that the rank has taken.
 
     values      : numbers by name; in JSON, one that is not finite is a string, such as "NaN".
+    histograms  : by name, of rank 0: `low` and `high` (the least and the greatest value), `counts` of 30 bins of one
+                  width between them, `sum` and `sum_squares`.
     """
 
     rank: int
@@ -318,6 +320,7 @@ class Logged(Event, kind="log"):
     epochs: int | None = None
     rows: int | None = None
     values: Mapping[str, float | str] | None = None
+    histograms: Mapping[str, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

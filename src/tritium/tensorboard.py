@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import IO
@@ -29,8 +29,8 @@ def tracked(folder: str | os.PathLike[str]) -> Iterator[None]:
         with tritium.tensorboard.tracked("board"):
             model = TorchEstimator(…).fit(df)
 
-    `tensorboard --logdir board` shows them, while the run goes on, too. Written are the scalars that rank 0 gives to
-    `world.log`, as estimators do, by the step of the whole training or else by epoch.
+    `tensorboard --logdir board` shows them, while the run goes on, too. Written are the scalars and histograms that
+    rank 0 gives to `world.log`, as estimators do their scalars, by the step of the whole training or else by epoch.
 
     folder : a local directory, which is made. A run's own in it has the run's id.
 
@@ -62,15 +62,19 @@ class _Writer:
     def on_event(self, event: Event) -> None:
         if isinstance(event, RunOpened):
             self._open(event.run)
-        elif isinstance(event, Logged) and event.rank == 0 and event.values and event.run in self._files:
-            numbers = {name: float(value) for name, value in event.values.items()}
-            moment = datetime.fromisoformat(event.time).timestamp()
-            file = self._files[event.run]
-            file.write(_record(_scalars(moment, self._steps.step(event) or 0, numbers)))
-            file.flush()
+        elif isinstance(event, Logged) and event.rank == 0 and event.run in self._files:
+            self._log(event, self._files[event.run])
         elif isinstance(event, RunEnded) and event.run in self._files:
             self._files.pop(event.run).close()
             self._steps.forget(event.run)
+
+    def _log(self, event: Logged, file: IO[bytes]) -> None:
+        numbers = {name: _scalar(float(number)) for name, number in (event.values or {}).items()}
+        histograms = {name: _histogram(**facts) for name, facts in (event.histograms or {}).items()}
+        if numbers or histograms:
+            moment, step = datetime.fromisoformat(event.time).timestamp(), self._steps.step(event) or 0
+            file.write(_record(_summary(moment, step, [*numbers.items(), *histograms.items()])))
+            file.flush()
 
     def _open(self, run: str) -> None:
         folder, now = os.path.join(self._folder, run), time.time()
@@ -87,13 +91,24 @@ class _Writer:
 # --- The format: records with checksums, of messages of Protocol Buffers (tensorflow/core/util/event.proto)
 
 
-def _scalars(moment: float, step: int, numbers: Mapping[str, float]) -> bytes:
-    """Return an Event with these scalars, as a message of Protocol Buffers."""
-    values = (
-        _bytes(1, _bytes(1, name.encode()) + b"\x15" + struct.pack("<f", _single(number)))
-        for name, number in numbers.items()
-    )
-    return _double(1, moment) + b"\x10" + _varint(step) + _bytes(5, b"".join(values))
+def _summary(moment: float, step: int, values: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return an Event with these values by name, as a message of Protocol Buffers."""
+    summary = b"".join(_bytes(1, _bytes(1, name.encode()) + value) for name, value in values)
+    return _double(1, moment) + b"\x10" + _varint(step) + _bytes(5, summary)
+
+
+def _scalar(number: float) -> bytes:
+    return b"\x15" + struct.pack("<f", _single(number))
+
+
+def _histogram(low: float, high: float, counts: Sequence[int], **totals: float) -> bytes:
+    """Return a HistogramProto; in it a bin has its upper edge."""
+    limits = [low + (high - low) * (i + 1) / len(counts) for i in range(len(counts) - 1)] + [high]
+    fields = low, high, sum(counts), totals["sum"], totals["sum_squares"]
+    content = b"".join(_double(field, value) for field, value in enumerate(fields, start=1))
+    for field, values in ((6, limits), (7, counts)):
+        content += _bytes(field, struct.pack(f"<{len(values)}d", *values))
+    return _bytes(5, content)
 
 
 def _single(number: float) -> float:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -24,6 +25,17 @@ for record in tf.data.TFRecordDataset(sys.argv[1]):
     event = tf.compat.v1.Event.FromString(record.numpy())
     values = [[value.tag, repr(value.simple_value)] for value in event.summary.value]
     print(json.dumps([event.wall_time, event.step, event.file_version, values]))
+"""
+HISTOGRAMS = """
+import json, sys
+import tensorflow as tf
+for record in tf.data.TFRecordDataset(sys.argv[1]):
+    event = tf.compat.v1.Event.FromString(record.numpy())
+    for value in event.summary.value:
+        if value.HasField("histo"):
+            histo = value.histo
+            facts = [histo.min, histo.max, histo.num, histo.sum, histo.sum_squares]
+            print(json.dumps([value.tag, event.step, facts, list(histo.bucket_limit), list(histo.bucket)]))
 """
 
 
@@ -70,6 +82,42 @@ def test_what_rank_0_logs_is_read_back(tmp_path: Path, fails: bool) -> None:
         assert math.isnan(scalars["odd"][0][1])
         assert scalars["large"] == [(0, math.inf)]
         assert scalars["Ünicode"] == [(0, -2.5)]
+
+
+def test_histograms(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3).normal(size=(50, 20))
+
+    def train() -> None:
+        arrays = {"layer": draw, "same": [2.0] * 4, "diverged": torch.tensor([float("nan"), float("inf")])}
+        tr.world().log(step=0, steps=2, loss=0.5, histograms=arrays)
+        half = torch.tensor([1.0, float("nan"), 3.0], dtype=torch.bfloat16, requires_grad=True)
+        tr.world().log(step=1, histograms={"half": half, "close": np.array([1.0, np.nextafter(1.0, 2.0)])})
+
+    with tritium.tensorboard.tracked(tmp_path):
+        tr.launch(train, ranks=2, on="driver", progress=False)
+    ((path,),) = (list(folder.iterdir()) for folder in tmp_path.iterdir())
+    command = [sys.executable, "-c", HISTOGRAMS, str(path)]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    read_back = {tag: facts for tag, *facts in map(json.loads, answer.stdout.splitlines())}
+    assert read_back.keys() == {"layer", "same", "half", "close"}
+    step, facts, limits, counts = read_back["layer"]
+    expected, edges = np.histogram(draw, 30)
+    assert (step, counts) == (0, expected.tolist())
+    assert limits == pytest.approx(edges[1:])
+    assert facts == pytest.approx([draw.min(), draw.max(), 1000, draw.sum(), (draw**2).sum()])
+    assert read_back["same"][1] == [2.0, 2.0, 4.0, 8.0, 16.0]
+    step, facts, _, counts = read_back["half"]
+    assert (step, facts, counts[0], counts[-1]) == (1, [1.0, 3.0, 2.0, 4.0, 10.0], 1.0, 1.0)
+    assert sum(read_back["close"][3]) == 2
+    assert read(path.parent)["loss"] == [(0, 0.5)]
+
+
+def test_a_histogram_of_words_is_refused() -> None:
+    def train() -> None:
+        tr.world().log(histograms={"words": ["a", "b"]})
+
+    with pytest.raises(BadSetting, match=r"takes arrays of numbers in histograms=: 'words' is of list"):
+        tr.launch(train, on="here", progress=False)
 
 
 def test_an_estimators_history_is_on_the_board(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ VALUES: dict[str, Any] = {
     "Mapping[str, Sequence[int]]": {"train": [1, 2]},
     "Mapping[str, float]": {"forward": 0.25},
     "Mapping[str, float | str]": {"loss": 0.5},
+    "Mapping[str, Mapping[str, Any]]": {"w": {"low": 0.0, "high": 1.0, "counts": [1, 2]}},
     "Mapping[str, str]": {"python": "3.11"},
     "Mapping[str, Any]": {"train": [[0, 3, "ff"]]},
 }

@@ -87,14 +87,17 @@ class World:
         epoch: int | None = None,
         epochs: int | None = None,
         rows: int | None = None,
+        histograms: Mapping[str, Any] | None = None,
         **values: float,
     ) -> None:
         """Show and record numbers: in the live progress display, and as an event in the run directory.
 
-        step   : the current one of `steps`, from 0. It drives the bar and the time left, as does `epoch`.
-        epoch  : the current one of `epochs`, from 0.
-        rows   : this rank's rows so far, for the rows per second.
-        values : numbers by name. Tensors of one element are taken as numbers.
+        step       : the current one of `steps`, from 0. It drives the bar and the time left, as does `epoch`.
+        epoch      : the current one of `epochs`, from 0.
+        rows       : this rank's rows so far, for the rows per second.
+        histograms : arrays or tensors by name, of any shape. Rank 0 counts each in 30 bins, for TensorBoard
+                     (`tritium.tensorboard.tracked`), without the values that are not finite.
+        values     : numbers by name. Tensors of one element are taken as numbers.
         """
         progress = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "rows": rows}
         position: dict[str, Any] = {k: int(v) for k, v in progress.items() if v is not None}
@@ -109,7 +112,12 @@ class World:
             raise BadSetting(
                 "world.log takes numbers: " + "; ".join(f"{name}={values[name]!r} is none" for name in wrong) + "."
             )
-        self._control.tell(Logged(rank=self.rank, values=numbers or None, **position))
+        counted = {}
+        if histograms and self.rank == 0:
+            from tritium.observe import histogram
+
+            counted = {name: bins for name, array in histograms.items() if (bins := histogram.of(name, array))}
+        self._control.tell(Logged(rank=self.rank, values=numbers or None, histograms=counted or None, **position))
 
     def note(self, text: str) -> None:
         """Show a line of text in the progress display, and record it in the events and the report.

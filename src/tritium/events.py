@@ -236,6 +236,8 @@ class MicroBatchScored(Event, kind="micro_batch"):
     model_ms_p50, model_ms_p99 : how long the calls took in which rows were scored, in milliseconds.
     model_rows_per_second      : the speed of one task.
     model_version              : of a model that follows.
+    bad_rows                   : those that the model could not take, where `on_error` is not "fail".
+    seconds                    : the whole micro-batch, from its trigger to its commit.
     """
 
     metrics: str
@@ -246,6 +248,8 @@ class MicroBatchScored(Event, kind="micro_batch"):
     model_ms_p99: float | None = None
     model_rows_per_second: float | None = None
     model_version: int | None = None
+    bad_rows: int | None = None
+    seconds: float | None = None
 
 
 # ---- Rows

@@ -55,6 +55,7 @@ _ON_THE_DRIVER = (
     "tritium/predict/http.py",
     "tritium/predict/into.py",
     "tritium/predict/ledger.py",
+    "tritium/predict/query_run.py",
     "tritium/predict/targets.py",
     "tritium/spark/cluster",
     "tritium/spark/inside/batch_bytes.py",

@@ -17,6 +17,9 @@ import pytest
 
 import tritium as tr
 from tritium.errors import RankFailed
+from tritium.events import MicroBatchScored
+from tritium.model.signature import Input, Output, Signature
+from tritium.predict.query_run import QueryRun
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -225,6 +228,37 @@ def test_all_of_it_can_be_read_on_a_laptop_and_a_phone(scheme: str, chromium: An
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor").startswith("rgb(20")
         assert dark == (scheme == "dark")
     page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_streaming_query_that_scores(scheme: str, page: Any, tmp_path: Path) -> None:
+    run = QueryRun(str(tmp_path / "bikes"), "bikes", Signature((Input("x", ("a",), "float32", ()),), (Output("y"),)))
+
+    def scored(batch: int, rows: int) -> None:
+        figures = {"model_ms_p50": 1.5, "model_ms_p99": 2.5, "model_version": 7, "bad_rows": 3}
+        run.event(MicroBatchScored(metrics="bikes", query="q", batch=batch, rows=rows, seconds=0.5, **figures))
+
+    scored(0, 100)
+    page.emulate_media(color_scheme=scheme)
+    with served(str(tmp_path)) as address:
+        open_run(page, address)
+        shows(page, "#headline", "model version 7, micro-batch 0: 100 rows in 0.50 s")
+        assert page.is_hidden("#all-ranks")
+        scored(1, 400)
+        shows(page, "#batches tbody tr:nth-child(1)", "400")
+        shows(page, "#batches tbody tr:nth-child(2)", "500")
+        heads = page.locator("#batches thead th").all_inner_texts()
+        assert {"rows/s", "p50 s", "p99 s", "bad rows", "model version", "model ms p99"} <= set(heads)
+        assert page.locator("figcaption").all_inner_texts() == ["rows/s", "micro-batch seconds", "model ms", "bad rows"]
+        problems = []
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            problems += [f"at {width} px: {line}" for line in page.evaluate(LOOK)]
+        assert not problems
+        run.ended("org.apache.spark.SparkException: no picture\n\tat a.b")
+        shows(page, "#headline", "The query failed: ")
+        shows(page, "#headline", "no picture")
+        assert page.inner_text("#status") == "failed"
 
 
 def test_charts_by_keyboard(page: Any, trained: Path) -> None:

@@ -101,7 +101,7 @@ for half in [row.batch for row in stored.select("batch").distinct().collect()]:
 assert again < number + 1 == stored.count(), (again, stored.count())
 """,
     "observedMetrics": """
-assert set(metrics_of_page) == {"rows", "model_ms_p50", "model_ms_p99", "model_rows_per_second", "model_version"}
+assert set(metrics_of_page) == {"rows", "model_ms_p50", "model_ms_p99", "model_rows_per_second", "model_version", "bad_rows"}
 assert metrics_of_page["model_version"] == 2 and metrics_of_page["model_ms_p99"] > 0
 """,
     "class Slow": """

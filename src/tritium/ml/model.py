@@ -108,6 +108,14 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         TypeConverters.toString,
     )
 
+    run_dir: Param[str] = Param(
+        Params._dummy(),
+        "run_dir",
+        "a local directory for what happens in a stream's queries (rows, times, versions, bad rows, errors), as "
+        '`tritium ui` shows it; "": none is written. `metrics` is its name, where it is not set',
+        TypeConverters.toString,
+    )
+
     check: Param[str] = Param(
         Params._dummy(),
         "check",
@@ -131,6 +139,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             prediction_label_col="prediction_label",
             label_index_col="",
             metrics="",
+            run_dir="",
             on_error="fail",
             error_col="prediction_error",
             check="off",
@@ -240,7 +249,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             error_col=self.getOrDefault(self.error_col),
             computes=self._computing(),
             followed=self._followed,
-            **({"metrics": self.getOrDefault(self.metrics)} if is_spark(dataset) else {}),
+            **({n: self.getOrDefault(n) for n in ("metrics", "run_dir")} if is_spark(dataset) else {}),
         )
 
     def score(

@@ -161,6 +161,7 @@ def line(event: Event) -> str | None:
 def _heading(report: Mapping[str, Any]) -> str:
     ranks = len(report["ranks"])
     size = f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "no rank was ever there"
+    size = f"a query that scores, {_text(query)}" if (query := report["settings"].get("query")) else size
     if report["seconds"] is None:
         return f"<h2>Run {_text(report['run'])}: {size}, since {_text(report['started'])}</h2>"
     ended = f"{'succeeded' if report['ok'] else 'failed'} after {report['seconds']:.1f} s"

@@ -3,6 +3,7 @@
     <run directory>/run.json           the id of the run, and the driver's host and pid; written at its start, so that
                                        ranks recognize the directory
                     events.jsonl       one event a line, in the JSON form of tritium.events
+                    events.1.jsonl     those before, of a streaming query, whose events have a limit
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
                     ranks.json         what each rank does now, and its peak memory; while the run goes on
                     report.json        written when the run has ended: see report.py
@@ -43,6 +44,7 @@ from tritium.observe.stored import Piece, StoredFiles
 
 RUN_FILE = "run.json"
 RANKS_FILE = "ranks.json"
+EVENTS, OLDER_EVENTS = "events.jsonl", "events.1.jsonl"
 TIMELINE_FILE, SPANS_FOLDER = "trace.json", "spans"
 _SECRET_OPTION = re.compile(r"(-[\w-]*(?:password|passwd|token|secret|key)[\w-]*[= ])('[^']*'|\S+)", re.I)
 _TAIL_BYTES = 64 << 10
@@ -106,14 +108,16 @@ class RunLog:
     earlier run in the directory are kept: new ones are appended. When a write fails, the run continues without its log,
     and `problem` says why.
 
-    folder : the local directory that is written to.
+    folder       : the local directory that is written to.
+    events_bytes : when events.jsonl has so many, it replaces events.1.jsonl, and a new one begins; None: it never does.
     """
 
-    def __init__(self, run_dir: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: str, settings: Mapping[str, Any], *, events_bytes: int | None = None) -> None:
         self.run_dir = os.fspath(run_dir)
         self.problem: str | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._events_bytes = events_bytes
         self._ranks: list[dict[str, Any]] = []
         self._remote: tuple[Any, str] | None = None
         if "://" in self.run_dir:
@@ -132,11 +136,12 @@ class RunLog:
         shutil.rmtree(self.folder / SPANS_FOLDER, ignore_errors=True)  # A killed driver has left them.
         if settings.get("trace"):
             self._permissions.makedirs(self.folder / SPANS_FOLDER)
-        _drop_torn_line(self.folder / "events.jsonl")
+        _drop_torn_line(self.folder / EVENTS)
+        self.opened = ""
+        """The line of the first event."""
         run_id = str(settings.get("run_id", ""))
         self._write_run_file(run_id)
         self.opened = self.event(RunOpened(run=run_id, settings=without_secrets(settings), versions=versions()))
-        """The line of the first event."""
 
     def _write_run_file(self, run_id: str) -> None:
         facts = {"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -158,8 +163,20 @@ class RunLog:
     def event(self, event: Event) -> str:
         """Append one event to events.jsonl, and return its line."""
         line = stamped(event).to_json()
-        self._append("events.jsonl", f"{line}\n")
+        if self._events_bytes is not None:
+            self._limit_events(self._events_bytes)
+        self._append(EVENTS, f"{line}\n")
         return line
+
+    def _limit_events(self, limit: int) -> None:
+        try:
+            if (self.folder / EVENTS).stat().st_size < limit:
+                return
+            (self.folder / EVENTS).replace(self.folder / OLDER_EVENTS)
+        except OSError:  # There is none yet; what else is wrong shows when it is written.
+            return
+        if self.opened:
+            self._append(EVENTS, f"{self.opened}\n")
 
     def output(self, rank: int, text: str) -> None:
         """Append output of a rank to its log, unchanged."""

@@ -30,7 +30,7 @@ from tritium.model.published import local_copy, versions
 from tritium.model.registry import is_registered
 from tritium.model.signature import Signature
 from tritium.model.table import mismatch
-from tritium.observe.stream import listeners
+from tritium.observe.stream import Callback
 from tritium.predict.lock import NAME, Lock
 from tritium.spark.session import Session, safely
 
@@ -148,7 +148,7 @@ class Following:
     beside it. A driver that lives holds the spool's lock.
     """
 
-    def __init__(self, followed: Followed, spark: Any) -> None:
+    def __init__(self, followed: Followed, spark: Any, callbacks: Sequence[Callback]) -> None:
         if is_registered(followed.path) and followed.spool is None:
             raise BadSetting(
                 f"follow({followed.path!r}) of a stream needs spool=: a directory, or an fsspec URL, that this process "
@@ -165,7 +165,7 @@ class Following:
         self._refused: set[int] = set()
         self._failed = False
         self._kept: list[list[str]] = []
-        self._listeners = listeners()
+        self._callbacks = callbacks
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tritium-follow", daemon=True)
         self._number = 0
@@ -275,7 +275,7 @@ class Following:
         else:
             self._followed.warn(number, reason)
         event = stamped(ModelVersion(path=path, version=number, refused=reason))
-        for callback in self._listeners:
+        for callback in self._callbacks:
             callback(event)
 
 

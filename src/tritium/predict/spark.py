@@ -28,7 +28,7 @@ from tritium.model.engine import Parts, Weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
 from tritium.model.table import fields, mismatch
-from tritium.observe.stream import listeners
+from tritium.observe.stream import Callback, listeners
 from tritium.predict import weights
 from tritium.predict.following import Followed, Following
 from tritium.predict.worker import result_type, with_errors
@@ -39,6 +39,8 @@ from tritium.spark.python import drivers_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from tritium.predict.query_run import QueryRun
 
 _UNROLLED_CLASSES = 16  # Up to here each class has its own expression, which Spark compiles; it interprets a lambda.
 VERSION = "model_version"
@@ -59,6 +61,7 @@ def score(
     computes: Computing | None = None,
     followed: Followed | None = None,
     metrics: str = "",
+    run_dir: str = "",
 ) -> DataFrame:
     """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
@@ -73,6 +76,7 @@ def score(
     computes       : how numbers are computed; None: as the model does by itself.
     followed       : of which versions the newest scores, in a stream as long as it runs; None: `model` itself.
     metrics        : the name under which Spark observes rows and the model's time; "": it does not.
+    run_dir        : of a stream, a local directory for what happens in its queries; "": none is written.
 
     Raises SignatureMismatch with every difference between the columns and the inputs of the model.
     """
@@ -91,7 +95,14 @@ def score(
 
     refuse_hanging(df)
     schema = df.schema
-    following = Following(followed, df.sparkSession) if followed and df.isStreaming else None
+    callbacks, run = listeners(), None
+    if run_dir and df.isStreaming:
+        from tritium.predict.query_run import QueryRun
+
+        metrics = metrics or os.path.basename(run_dir.rstrip("/"))
+        run = QueryRun(run_dir, metrics, model.signature)
+        callbacks = (*callbacks, run.event)
+    following = Following(followed, df.sparkSession, callbacks) if followed and df.isStreaming else None
     if following is not None:
         number, model = following.first
     elif followed is not None:
@@ -113,12 +124,12 @@ def score(
     df, kind, extra = as_rows(df, first), result_type(model.signature), None
     kind = with_errors(kind) if errors else kind
     with drivers_python(df.sparkSession):
-        if metrics and df.isStreaming:
-            _report(df.sparkSession, metrics)
         if following is None and not metrics:
             predicted = _predicted(df, "tritium.predict.worker:score", kind, columns, pickle.dumps(plan), sent)
         else:
             df, extra = _with_facts(df, following, metrics, kind, columns, plan, sent)
+            if metrics and df.isStreaming and callbacks:
+                _report(df.sparkSession, metrics, callbacks, run, extra)
             predicted = F.col(extra).getField("result")
     if following is not None:
         following.start(partial(_later, plan, inputs, schema))
@@ -189,23 +200,28 @@ def _with_facts(
         rate = (F.count(F.lit(1)) * 1000 / F.sum(took / beside)).alias("model_rows_per_second")
         version = [F.max(F.col(name).getField("version")).alias(VERSION)] if following is not None else []
         percentiles = [F.percentile_approx(took, share / 100).alias(f"model_ms_p{share}") for share in (50, 99)]
-        df = df.observe(metrics, F.count(F.lit(1)).alias("rows"), *percentiles, rate, *version)
+        result = F.col(name).getField("result")
+        bad = result.getField("error").isNotNull() if plan["on_error"] == "column" else result.isNull()
+        counts = [F.count(F.lit(1)).alias("rows"), *percentiles, rate, *version, F.count_if(bad).alias("bad_rows")]
+        df = df.observe(metrics, *counts)
     return df, name
 
 
-def _report(spark: Any, metrics: str) -> None:
-    """Make an event of what is observed of each micro-batch, for those who listen to the events of this block."""
-    callbacks = listeners()
-    if not callbacks:
-        return
+def _report(spark: Any, metrics: str, callbacks: Sequence[Callback], run: QueryRun | None, column: str) -> None:
+    """Make an event of what is observed of each micro-batch; see `on_micro_batch`."""
     from tritium.spark.progress import on_micro_batch
 
     def scored(progress: Any, observed: Mapping[str, Any]) -> None:
-        event = MicroBatchScored(metrics=metrics, query=str(progress.id), batch=progress.batchId, **observed)
+        seconds = progress.durationMs.get("triggerExecution", 0) / 1000
+        place: dict[str, Any] = {"query": str(progress.id), "batch": progress.batchId, "seconds": seconds}
+        event = MicroBatchScored(metrics=metrics, **place, **observed)
         for callback in callbacks:
             callback(stamped(event))
 
-    on_micro_batch(spark, metrics, scored)
+    if run is None:
+        on_micro_batch(spark, metrics, scored)
+    else:
+        on_micro_batch(spark, metrics, scored, run.ended, column)
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:

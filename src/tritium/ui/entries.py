@@ -17,6 +17,7 @@ from tritium.events import (
     GangRetried,
     GangStalled,
     GangStarted,
+    ModelVersion,
     NonFatalError,
     Note,
     Reconnected,
@@ -91,6 +92,11 @@ def entry_of(event: Event, run_dir: str, told: Teller) -> EventLine | None:
             return EventLine(f"the gang has saved its state, and ends: {reason}", level="warn")
         case NonFatalError():
             return EventLine(event.headline(), event.traceback, "warn")
+        case ModelVersion(version=version, path=path, refused=None):
+            return EventLine(f"version {version} of {path} is taken", level="good")
+        case ModelVersion(version=version, path=path, refused=str(reason)):
+            first, _, rest = reason.partition("\n")
+            return EventLine(f"version {version} of {path} is refused: {first}", rest, "warn")
         case ConnectionRefused(reason=reason):
             return EventLine(f"a connection was refused: {reason}", level="warn")
         case Disconnected(rank=rank, host=host):

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tritium import file_system
-from tritium.observe.run_directory import RUN_FILE
+from tritium.observe.run_directory import EVENTS, RUN_FILE
 
-EVENTS = "events.jsonl"
 REPORT = "report.json"
 
 

@@ -14,6 +14,10 @@ _HELP = {
     "tritium_rank_step": "The newest step that the rank has logged, from 0.",
     "tritium_rank_rows": "Rows that the rank has taken in this attempt.",
     "tritium_rank_rows_per_second": "Rows a second of the rank.",
+    "tritium_query_rows_per_second": "Rows a second of the streaming query's last micro-batches.",
+    "tritium_query_batch_seconds": "Percentiles of the seconds of its last micro-batches.",
+    "tritium_query_bad_rows": "Rows of them that the model could not take.",
+    "tritium_query_model_version": "The version that scored the last one.",
 }
 
 
@@ -32,6 +36,18 @@ def text(runs: Runs) -> str:
 def _samples(run: str, parts: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
     yield "tritium_run_ranks", {"run": run}, len(parts["ranks"])
     yield "tritium_run_failed", {"run": run}, int(bool(parts["head"]["failure"]))
+    if parts["scored"]:
+        window = parts["scored"][-1]
+        for field, name in (
+            ("rows/s", "rows_per_second"),
+            ("bad rows", "bad_rows"),
+            ("model version", "model_version"),
+        ):
+            if field in window:
+                yield f"tritium_query_{name}", {"run": run}, window[field]
+        for field, share in (("p50 s", "0.5"), ("p99 s", "0.99")):
+            if field in window:
+                yield "tritium_query_batch_seconds", {"run": run, "quantile": share}, window[field]
     for name, series in parts.items():
         if name.startswith("metric ") and series["y"][-1] is not None:
             yield "tritium_run_value", {"run": run, "name": name.removeprefix("metric ")}, series["y"][-1]

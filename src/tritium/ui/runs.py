@@ -10,9 +10,9 @@ from typing import Any
 
 from tritium.errors import WrongVersion
 from tritium.events import RunEnded, read
-from tritium.observe.run_directory import RANKS_FILE, RUN_FILE
+from tritium.observe.run_directory import EVENTS, OLDER_EVENTS, RANKS_FILE, RUN_FILE
 from tritium.observe.runs import is_gone
-from tritium.ui.folder import EVENTS, REPORT, RunFolder, runs_in
+from tritium.ui.folder import REPORT, RunFolder, runs_in
 from tritium.ui.summary import Summary
 from tritium.ui.told import Teller
 
@@ -41,8 +41,11 @@ class RunView:
         """Read what is new, up to PIECE bytes. Returns the parts of the page, and whether there is more to read."""
         with self._lock:
             size = self.place.size(EVENTS)
-            if size < self._at:  # The directory was removed, and another run is written there.
+            if size < self._at:  # Another run is written there; or a query's events were too many.
                 self._forget()
+            if self._sections is None:
+                self._fold(self.place.read(OLDER_EVENTS))
+                self._at = 0
             changed = self._sections is None or size > self._at
             if changed:
                 self._fold(self.place.read(EVENTS, self._at, min(size, self._at + PIECE)))

@@ -16,6 +16,7 @@ from tritium.events import (
     GangStalled,
     GangStarted,
     Logged,
+    MicroBatchScored,
     RankEnded,
     RankReported,
     Reconnected,
@@ -29,6 +30,7 @@ from tritium.events import (
 from tritium.observe.position import TrainingPosition
 from tritium.observe.verdict import verdict
 from tritium.ui.entries import Entries, ended, formed
+from tritium.ui.scored import ScoredBatches
 from tritium.ui.series import Curves, Rates
 from tritium.ui.told import Teller, Told
 
@@ -55,6 +57,7 @@ class Summary:
         self._rows: dict[str, dict[int, dict[str, Any]]] = {}
         self._traces: dict[int, dict[str, Any]] = {}
         self._entries = Entries(run_dir, told)
+        self._scored = ScoredBatches()
 
     def event(self, event: Event) -> None:
         """Take one event; kinds that the page does not show are ignored."""
@@ -69,8 +72,10 @@ class Summary:
         metrics = {f"metric {name}": series.to_json() for name, series in self._curves.steps.items()}
         epochs = {f"epochs {name}": series.to_json() for name, series in self._curves.epochs.items()}
         rates = {f"rate {rank}": series.to_json() for rank, series in sorted(self._rates.series.items())}
+        scored = {f"scored {name}": series.to_json() for name, series in self._scored.series.items()}
         return {
             "head": self._head(),
+            "scored": self._scored.to_json(),
             "ranks": [self._ranks[rank] for rank in sorted(self._ranks)],
             "events": self._entries.to_json(),
             "data": {name: [by_rank[rank] for rank in sorted(by_rank)] for name, by_rank in self._rows.items()},
@@ -79,6 +84,7 @@ class Summary:
             **metrics,
             **epochs,
             **rates,
+            **scored,
         }
 
     def _head(self) -> dict[str, Any]:
@@ -183,6 +189,10 @@ class Summary:
         trace = {"seconds": dict(event.seconds), "steps": event.steps, "arrive": event.arrive}
         self._traces[event.rank] = trace
         self._rank(event.rank)["shares"] = _shares(event.seconds)
+
+    def _on_micro_batch(self, event: MicroBatchScored) -> None:
+        self._scored.add(event, self._now)
+        self._phase = self._scored.text()
 
     # ---- Rows
 

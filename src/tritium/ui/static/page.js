@@ -134,12 +134,13 @@ function render(changed) {
   const names = Object.keys(changed);
   const any = (...starts) => names.some((name) => starts.some((start) => name.startsWith(start)));
   if (any("head")) renderHead(parts.head);
+  if ("scored" in changed) renderScored(parts.scored);
   if (any("ranks")) renderRanks(parts.ranks);
   if (any("events")) renderEvents(parts.events);
   if (any("data")) renderRows(parts.data);
   if (any("settings", "versions")) renderSettings();
   if (any("stacks")) at("stacks").hidden = !parts.stacks.length;
-  if (any("metric ", "epochs ", "rate ")) renderCharts();
+  if (any("metric ", "epochs ", "rate ", "scored ")) renderCharts();
   if (any("logs")) renderLogs(parts.logs);
 }
 
@@ -189,6 +190,14 @@ function renderRanks(ranks) {
   const used = cells.filter(([, values]) => values.some((cell) => text(cell) !== ""));
   columns(at("ranks").tHead, used.map(([name]) => name));
   fill(at("ranks").tBodies[0], ranks.map((_, index) => used.map(([, values]) => values[index])));
+}
+
+function renderScored(figures) {
+  at("scored").hidden = !figures.length;
+  at("all-ranks").hidden = Boolean(figures.length);
+  const names = [...new Set(figures.flatMap(Object.keys))];
+  columns(at("batches").tHead, names);
+  fill(at("batches").tBodies[0], figures.map((figure) => names.map((name) => figure[name])));
 }
 
 function renderEvents(entries) {
@@ -251,16 +260,20 @@ at("stacks").addEventListener("toggle", async () => {
 const charts = new Map(); // title → the chart
 const plain = (name) => name.replace(/^(validation|val|train)[_/]/, "");
 
+const overTime = (name) => /^(rate|scored) /.test(name);
+// The title of the chart, and the label of the curve: "scored model ms: p50".
+const timed = (name) => (name.startsWith("rate ") ? ["rows/s", name.replace("rate", "rank")] : name.slice(7).split(": "));
+
 function renderCharts() {
   const start = `${at("x").value} `;
   const groups = new Map();
   for (const name of Object.keys(parts)) {
-    const group = name.startsWith(start) ? plain(name.slice(start.length)) : name.startsWith("rate ") ? "rows/s" : null;
+    const group = name.startsWith(start) ? plain(name.slice(start.length)) : overTime(name) ? timed(name)[0] : null;
     if (group === null) continue;
     if (!groups.has(group)) groups.set(group, []);
     groups.get(group).push(name);
   }
-  at("numbers").hidden = !Object.keys(parts).some((name) => /^(metric|rate) /.test(name));
+  at("numbers").hidden = !Object.keys(parts).some((name) => /^(metric|rate|scored) /.test(name));
   for (const title of [...charts.keys()]) if (!groups.has(title)) dropChart(title);
   for (const [title, names] of groups) draw(title, names);
 }
@@ -299,9 +312,9 @@ function draw(title, names) {
 function options(title, names, box) {
   const ink = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
   const axis = { stroke: ink("--faint"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line"), width: 1 } };
-  const times = title === "rows/s";
+  const times = overTime(names[0]);
   const series = names.map((name, index) => ({
-    label: times ? name.replace("rate", "rank") : name.slice(name.indexOf(" ") + 1),
+    label: times ? timed(name).at(-1) : name.slice(name.indexOf(" ") + 1),
     stroke: COLORS[index % COLORS.length], width: 1.5, spanGaps: true,
     value: (_, value) => (value === null ? "" : number(value)),
   }));

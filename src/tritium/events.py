@@ -17,6 +17,7 @@ RunOpened                    a run directory was opened: settings and versions
 ├── EpochCounted             the end of a rank's epoch: rows used, padded, dropped
 ├── CheckpointSaved, CheckpointLoaded, FileStored
 ├── StepsTraced              the parts of the time of a rank's steps (`trace=True`)
+├── ModelDescribed               the inputs and outputs of the model that was trained
 ├── Note                     a line for the user
 ├── NonFatalError            an exception that did not end the run
 ├── ConnectionRefused, Disconnected, Reconnected
@@ -212,6 +213,17 @@ class RunEnded(Event, kind="ended"):
 
 
 # ---- Models
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescribed(Event, kind="model"):
+    """The signature of the model that an estimator has trained, or with which a streaming query begins.
+
+    inputs, outputs : of each its name, dtype and shape of a row, and of an input its columns.
+    """
+
+    inputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -220,6 +220,12 @@ def test_all_of_it_can_be_read_on_a_laptop_and_a_phone(scheme: str, chromium: An
         assert "loss" in titles
         assert "rows/s" in titles
         assert "validation_loss" in page.inner_text("#charts")
+        rows = page.locator("#signature tbody tr").all_inner_texts()
+        assert [row.split("\t")[:4] for row in rows] == [
+            ["input", "features", "float32", "(1)"],
+            ["output", "prediction", "float32", "(1)"],
+        ]
+        assert "shape of a row" in (trained / "report.html").read_text()
         problems = []
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})

@@ -107,7 +107,10 @@ def test_a_query_is_on_the_page_with_its_versions_and_bad_rows(
     assert last["rows/s"] == pytest.approx(10 / last["p50 s"], rel=0.01)
     assert {name for name in parts if name.startswith("scored ")} >= {"scored rows/s", "scored model ms: p99"}
     assert any(entry["text"] == f"version 2 of {models} is taken" for entry in parts["events"])
-    assert parts["settings"]["signature"] == SIGNATURE.to_json()
+    assert [(one["kind"], one["name"], one["dtype"], one["shape"]) for one in parts["model"]] == [
+        ("input", "features", "float32", [2]),
+        ("output", "y", "float32", [1]),
+    ]
     run = parts["head"]["run"]
     assert f'tritium_query_model_version{{run="{run}"}} 2\n' in metrics
     assert f'tritium_query_bad_rows{{run="{run}"}} 1\n' in metrics

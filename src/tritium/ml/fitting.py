@@ -195,6 +195,7 @@ def run(
         notes=[*said, *plan.notes, *forgotten, *([continues] if continues else [])],
         title=title,
         training={name: shown(value) for name, value in changed_fields(settings).items()},
+        describe=lambda results: signature(plan, results[0]).described(),
     )
     seen = ended.result()[0]
     history = seen["history"]

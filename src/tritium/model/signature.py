@@ -12,6 +12,7 @@ import numpy as np
 
 from tritium.data.schema import Content, Kind
 from tritium.errors import BadSetting, ModelError
+from tritium.events import ModelDescribed
 from tritium.model.forms import (
     ANYTHING,
     BOOL,
@@ -206,6 +207,12 @@ class Signature:
     def output_columns(self) -> tuple[str, ...]:
         """The columns that `transform` adds by default."""
         return ("prediction", "probability") if self.task == "classification" else ("prediction",)
+
+    def described(self) -> ModelDescribed:
+        """Return the event that tells the inputs and outputs to who watches a run."""
+        inputs = [{"name": i.name, "columns": i.columns, "dtype": i.dtype, "shape": i.shape} for i in self.inputs]
+        outputs = [{"name": o.name, "dtype": o.dtype, "shape": o.shape} for o in self.outputs]
+        return ModelDescribed(inputs=inputs, outputs=outputs)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict, from which `from_json` restores the signature."""

@@ -79,6 +79,7 @@ class RunPage:
             charts,
             _ranks(report["ranks"]),
             _times(report),
+            _model(report.get("model")),
             section("Retries", table(("number", "from step", "reason"), _retries(report["retries"]))),
             section("Events, the newest first", table(("time, UTC", "kind", "what"), lines)),
             section("Settings and versions", _settings(report)),
@@ -271,6 +272,15 @@ def tag(element: str, inner: str = "", /, **attributes: float | str) -> str:
         text = f"{value:.1f}" if isinstance(value, float) else value
         opened.append(f"{key.replace('_', '-')}='{text}'")
     return f"<{' '.join(opened)}>" + (f"{inner}</{element}>" if element != "meta" else "")
+
+
+def _model(model: Mapping[str, Any] | None) -> str:
+    rows = [
+        (kind, facts["name"], ", ".join(facts.get("columns", ())), facts["dtype"], list(facts["shape"]))
+        for kind in ("inputs", "outputs")
+        for facts in (model or {}).get(kind, ())
+    ]
+    return section("Model", table(("", "name", "columns", "dtype", "shape of a row"), rows))
 
 
 def _retries(retries: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:

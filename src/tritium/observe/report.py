@@ -18,6 +18,7 @@ from tritium.events import (
     GangRetried,
     GangStarted,
     Logged,
+    ModelDescribed,
     Note,
     RowsCounted,
     RowsReceived,
@@ -52,6 +53,7 @@ class Report:
             "fingerprint": {},
             "stored": [],
             "checkpoint": None,
+            "model": None,
             "notes": [],
             "retries": [],
             "failure": None,
@@ -75,6 +77,7 @@ class Report:
                         trace=True its `Trace.report()`.
         fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.
         checkpoint    : the newest that was saved.
+        model         : the inputs and outputs of the model that an estimator has trained; None without one.
         error         : the text of the error that the caller got; None after a success.
         verdict       : with trace=True, a sentence on the part that the steps wait for.
         """
@@ -148,6 +151,9 @@ class Report:
         trace = {key: value for key, value in event.fields().items() if key != "rank"}
         self._traces[event.rank] = trace
         self._rank(event.rank)["trace"] = trace
+
+    def _on_model(self, event: ModelDescribed) -> None:
+        self._report["model"] = event.fields()
 
     def _on_note(self, event: Note) -> None:
         self._report["notes"].append(event.text)

@@ -34,12 +34,8 @@ class QueryRun:
 
     def __init__(self, run_dir: str, metrics: str, signature: Signature) -> None:
         self._run_id, self.run_dir = new_run_dir(_made(run_dir))
-        self._settings = {
-            "run_id": self._run_id,
-            "run_dir": self.run_dir,
-            "query": metrics,
-            "signature": signature.to_json(),
-        }
+        self._settings = {"run_id": self._run_id, "run_dir": self.run_dir, "query": metrics}
+        self._model = signature.described()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._opened: tuple[RunLog, Report, RunPage] | None = None
@@ -47,10 +43,11 @@ class QueryRun:
     def event(self, event: Event) -> None:
         """Record an event. A directory that can't be written is warned of, and the query goes on."""
         with self._lock, self._warned():
+            events = [event] if self._opened else [self._model, event]
             log, report, page = self._open()
-            event = stamped(event, self._run_id)
-            for record in (log.event, report.event, page.add):
-                record(event)
+            for entry in (stamped(entry, self._run_id) for entry in events):
+                for record in (log.event, report.event, page.add):
+                    record(entry)
 
     def ended(self, exception: str | None) -> None:
         """Record the end of the queries, with the text of Spark's exception, or None."""

@@ -17,6 +17,7 @@ from tritium.events import (
     GangStarted,
     Logged,
     MicroBatchScored,
+    ModelDescribed,
     RankEnded,
     RankReported,
     Reconnected,
@@ -58,6 +59,7 @@ class Summary:
         self._traces: dict[int, dict[str, Any]] = {}
         self._entries = Entries(run_dir, told)
         self._scored = ScoredBatches()
+        self._model: list[dict[str, Any]] = []
 
     def event(self, event: Event) -> None:
         """Take one event; kinds that the page does not show are ignored."""
@@ -76,6 +78,7 @@ class Summary:
         return {
             "head": self._head(),
             "scored": self._scored.to_json(),
+            "model": self._model,
             "ranks": [self._ranks[rank] for rank in sorted(self._ranks)],
             "events": self._entries.to_json(),
             "data": {name: [by_rank[rank] for rank in sorted(by_rank)] for name, by_rank in self._rows.items()},
@@ -165,11 +168,10 @@ class Summary:
         if event.rank is not None:
             self._rank(event.rank)["state"] = "hangs"
 
-    def _on_disconnected(self, event: Disconnected) -> None:
-        self._rank(event.rank)["state"] = "disconnected"
+    def _on_connection(self, event: Disconnected | Reconnected) -> None:
+        self._rank(event.rank)["state"] = "disconnected" if isinstance(event, Disconnected) else "running"
 
-    def _on_reconnected(self, event: Reconnected) -> None:
-        self._rank(event.rank)["state"] = "running"
+    _on_disconnected = _on_reconnected = _on_connection
 
     # ---- Progress
 
@@ -189,6 +191,10 @@ class Summary:
         trace = {"seconds": dict(event.seconds), "steps": event.steps, "arrive": event.arrive}
         self._traces[event.rank] = trace
         self._rank(event.rank)["shares"] = _shares(event.seconds)
+
+    def _on_model(self, event: ModelDescribed) -> None:
+        self._model = [{"kind": "input", **facts} for facts in event.inputs]
+        self._model += [{"kind": "output", **facts} for facts in event.outputs]
 
     def _on_micro_batch(self, event: MicroBatchScored) -> None:
         self._scored.add(event, self._now)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # Type checkers bring it along; it is not a dependency.
 
     from tritium.data.exchange import Exchange
+    from tritium.events import Event
     from tritium.gang.keywords import GangKeywords
 
 
@@ -118,15 +119,18 @@ def start(
     notes: Sequence[str] = (),
     title: str = "",
     training: Mapping[str, Any] | None = None,
+    describe: Callable[[list[Any]], Event] | None = None,
 ) -> Run:
     """Do as `launch`, in this thread, and return the run that has succeeded.
 
     notes    : lines for the user, shown first.
     title    : tells this run from others in the progress display.
     training : an estimator's settings, as the report shows them.
+    describe : returns an event about the results, which is recorded before the run ends.
     """
     facts: dict[str, Any] = {"notes": notes, "title": title, "training": training}
     run = prepared(fn, gang, args=args, kwargs=kwargs, data=data, spark=spark, stacklevel=4, **facts)
+    run.describe = describe
     run.complete()
     return run
 

@@ -17,7 +17,7 @@ from tritium.gang.driver.retry import run_with_retries
 from tritium.observe.stream import listeners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tritium.events import Event
     from tritium.gang.driver.attempt import Attempt
@@ -60,6 +60,8 @@ class Run:
         self._error: BaseException | None = None
         self._warnings: list[str] = []
         self._thread: threading.Thread | None = None
+        self.describe: Callable[[list[Any]], Event] | None = None
+        """Returns an event about the results, which is recorded before the run ends."""
 
     def __repr__(self) -> str:
         return f"<tritium.Run {self.id} {self.status}, {self.run_dir}>"
@@ -179,6 +181,8 @@ class Run:
         try:
             results = run_with_retries(attempt, attempted)
             attempt.recorder.wait_for_uploads(attempt.cancellation.check)
+            if self.describe is not None:
+                attempt.recorder.event(self.describe(results))
         except BaseException:
             attempt.slots.release()
             release(attempt, ok=False)

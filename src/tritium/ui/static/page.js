@@ -135,6 +135,7 @@ function render(changed) {
   const any = (...starts) => names.some((name) => starts.some((start) => name.startsWith(start)));
   if (any("head")) renderHead(parts.head);
   if ("scored" in changed) renderScored(parts.scored);
+  if ("model" in changed) renderModel(parts.model);
   if (any("ranks")) renderRanks(parts.ranks);
   if (any("events")) renderEvents(parts.events);
   if (any("data")) renderRows(parts.data);
@@ -198,6 +199,13 @@ function renderScored(figures) {
   const names = [...new Set(figures.flatMap(Object.keys))];
   columns(at("batches").tHead, names);
   fill(at("batches").tBodies[0], figures.map((figure) => names.map((name) => figure[name])));
+}
+
+function renderModel(values) {
+  at("model").hidden = !values.length;
+  columns(at("signature").tHead, ["", "name", "dtype", "shape of a row", "columns"]);
+  const shape = (lengths) => `(${lengths.map((length) => length ?? "any").join(", ")})`;
+  fill(at("signature").tBodies[0], values.map((value) => [value.kind, value.name, value.dtype, shape(value.shape), (value.columns ?? []).join(", ")]));
 }
 
 function renderEvents(entries) {

@@ -5,7 +5,7 @@
                     events.jsonl       one event a line, in the JSON form of tritium.events
                     events.1.jsonl     those before, of a streaming query, whose events have a limit
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
-                    ranks.json         what each rank does now, and its peak memory; while the run goes on
+                    ranks.json         what each rank does now, its peak memory and use of GPUs; while the run goes on
                     report.json        written when the run has ended: see report.py
                     report.html        the same for people: see page.py
                     trace.json         with trace=True, a timeline: see timeline.py

@@ -14,11 +14,22 @@ _HELP = {
     "tritium_rank_step": "The newest step that the rank has logged, from 0.",
     "tritium_rank_rows": "Rows that the rank has taken in this attempt.",
     "tritium_rank_rows_per_second": "Rows a second of the rank.",
+    "tritium_rank_gpu_utilization": "Share of the time in which the rank's GPUs computed, 0 to 1.",
+    "tritium_rank_gpu_memory_bytes": "Memory of the rank's GPUs that is used.",
     "tritium_query_rows_per_second": "Rows a second of the streaming query's last micro-batches.",
     "tritium_query_batch_seconds": "Percentiles of the seconds of its last micro-batches.",
     "tritium_query_bad_rows": "Rows of them that the model could not take.",
     "tritium_query_model_version": "The version that scored the last one.",
 }
+
+_OF_RANK = {
+    "step": "step",
+    "rows": "rows",
+    "rate": "rows_per_second",
+    "gpu": "gpu_utilization",
+    "gpu_memory": "gpu_memory_bytes",
+}
+"""Field of a rank on the page → name of its metric."""
 
 
 def text(runs: Runs) -> str:
@@ -52,8 +63,8 @@ def _samples(run: str, parts: dict[str, Any]) -> Iterator[tuple[str, dict[str, s
         if name.startswith("metric ") and series["y"][-1] is not None:
             yield "tritium_run_value", {"run": run, "name": name.removeprefix("metric ")}, series["y"][-1]
     for rank in parts["ranks"]:
-        for field, name in (("step", "step"), ("rows", "rows"), ("rate", "rows_per_second")):
-            if field in rank:
+        for field, name in _OF_RANK.items():
+            if rank.get(field) is not None:
                 yield f"tritium_rank_{name}", {"run": run, "rank": str(rank["rank"])}, rank[field]
 
 

@@ -37,6 +37,10 @@ class RankStatus:
     """State letter of its process, as in `/proc/<pid>/stat`."""
     memory: int | None = None
     """Peak memory of its process in bytes; None where that is not known."""
+    gpu: float | None = None
+    """Share of the time in which its GPUs computed, 0 to 1; None where that is not known."""
+    gpu_memory: int | None = None
+    """Memory of its GPUs that is used, also by other processes, in bytes; None where that is not known."""
     rows: dict[str, int] = field(default_factory=dict)
     receiving: bool = False
     rows_quiet: float = 0.0
@@ -48,13 +52,15 @@ class RankStatus:
         words: dict[str, Any] = {name: str(fields[name]) for name in ("doing", "phase", "state")}
         words |= {name: float(fields[name]) for name in ("seconds", "quiet", "idle", "rows_quiet")}
         step, epoch, limit = fields.get("step"), fields.get("epoch"), fields.get("step_limit")
-        memory = fields.get("memory")
+        memory, gpu, gpu_memory = (fields.get(name) for name in ("memory", "gpu", "gpu_memory"))
         return cls(
             heard=heard,
             step=None if step is None else int(step),
             epoch=None if epoch is None else int(epoch),
             step_limit=None if limit is None else float(limit),
             memory=None if memory is None else int(memory),
+            gpu=None if gpu is None else float(gpu),
+            gpu_memory=None if gpu_memory is None else int(gpu_memory),
             taken=int(fields["taken"]),
             receiving=bool(fields["receiving"]),
             rows={str(name): int(count) for name, count in fields["rows"].items()},

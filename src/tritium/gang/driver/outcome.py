@@ -115,8 +115,9 @@ def await_formed(
 def ranks_now(coordinator: Coordinator) -> list[dict[str, Any]]:
     """Return what each rank does by its last heartbeat, as `ranks.json` has it."""
     reported = [(m.rank, m.status) for m in list(coordinator.members.values()) if m.rank is not None and m.status]
+    names = ("phase", "memory", "gpu", "gpu_memory")
     return [
-        {"rank": rank, "phase": status.phase, "memory": status.memory}
+        {"rank": rank, **{name: getattr(status, name) for name in names}}
         for rank, status in sorted(reported, key=lambda pair: pair[0])
     ]
 

@@ -79,6 +79,8 @@ class Listing:
         self._addresses = addresses
         self._process: subprocess.Popen[bytes] | None = None
         self._answer: IO[bytes] = io.BytesIO()
+        self._watch: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
+        """The process that reads how much the task's GPUs are used, and its output."""
         command = [shutil.which("nvidia-smi") or "", "-L"]
         if find_spec("pynvml") is not None:
             command = [sys.executable, "-c", inspect.getsource(nvml)]  # Executors may have Tritium as a zip.
@@ -123,8 +125,32 @@ class Listing:
         known |= {facts["uuid"]: facts for facts in known.values()}
         return {address: known[address] for address in self._addresses if address in known}
 
+    def watch(self, uuids: Sequence[str]) -> None:
+        """Begin to read how much these GPUs are used, where nvidia-ml-py is installed."""
+        if not uuids or find_spec("pynvml") is None:
+            return
+        with contextlib.suppress(OSError):  # If it can't be run, or the disk is full, nothing is known.
+            answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+            command = [sys.executable, "-c", inspect.getsource(nvml), *uuids]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL)
+            self._watch = process, answer
+
+    def used(self) -> dict[str, float]:
+        """Return `gpu`, the share of time in which the GPUs computed, and `gpu_memory` in bytes, where known."""
+        if self._watch is None or self._watch[0].poll() is not None:
+            return {}
+        try:
+            return dict(json.loads(os.pread(self._watch[1].fileno(), 100, 0)))
+        except ValueError:  # It has not been read yet.
+            return {}
+
     def close(self) -> None:
-        """End the process if it still runs."""
+        """End the processes that still run."""
+        if self._watch is not None:
+            process, answer = self._watch
+            process.kill()
+            process.wait()
+            answer.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

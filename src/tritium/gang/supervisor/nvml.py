@@ -2,13 +2,19 @@
 
 A JSON list, with a list for each GPU: facts of it, and of each of its parts (MIG). Where the library is missing, or its
 driver, the process becomes `nvidia-smi -L`. It imports nothing of Tritium, as its source alone is run.
+
+With UUIDs as arguments it writes how much these are used into the file that is its stdout, each second, over what it
+has written before, as long as the process that has started it lives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +25,20 @@ def listed() -> list[list[dict[str, Any]]]:
     nvml.nvmlInit()
     devices = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
     return [[_facts(nvml, device), *_parts(nvml, device)] for device in devices]
+
+
+def watch(uuids: list[str]) -> None:
+    """Write the use of these GPUs or parts until the parent has ended. Raises as `listed` does."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    devices = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+    parent = os.getppid()
+    while os.getppid() == parent:
+        used: dict[str, float] = {"gpu_memory": sum(int(nvml.nvmlDeviceGetMemoryInfo(d).used) for d in devices)}
+        with contextlib.suppress(nvml.NVMLError):  # It is not known of a part.
+            used["gpu"] = sum(nvml.nvmlDeviceGetUtilizationRates(d).gpu for d in devices) / len(devices) / 100
+        os.pwrite(1, json.dumps(used).ljust(100).encode(), 0)
+        time.sleep(1)
 
 
 def _facts(nvml: Any, device: Any) -> dict[str, Any]:
@@ -47,7 +67,9 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:]:
+    watch(sys.argv[1:])
+elif __name__ == "__main__":
     try:
         print(json.dumps(listed()))  # noqa: T201 - the answer
     except Exception:  # noqa: BLE001 - whatever the library lacks, nvidia-smi may know

@@ -156,7 +156,9 @@ class Relay:
                 continue
             if message.kind == "ready":
                 if self._listing is not None:
-                    message.fields.update(gpus=self._listing.uuids(), devices=self._listing.assigned())
+                    assigned = self._listing.assigned()
+                    message.fields.update(gpus=self._listing.uuids(), devices=assigned)
+                    self._listing.watch([str(facts["uuid"]) for facts in assigned.values()])
                 if self._rows is not None:
                     self._rows.ready.set()
             if message.kind == "finished":

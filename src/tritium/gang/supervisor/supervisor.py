@@ -349,7 +349,8 @@ class Supervisor:
                 text = f"Spark's Python daemon there (pid {self._daemon}), its supervisor's parent, was killed"
                 self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
             with contextlib.suppress(WireError):  # The relay notices that the coordinator is gone.
-                self._channel.send("status", **self._monitor.look())
+                gpus = self._listing.used() if self._listing is not None else {}
+                self._channel.send("status", **self._monitor.look(), **gpus)
             if self.order.trace:
                 self._relay.clock.ask(self._channel, 1)
 

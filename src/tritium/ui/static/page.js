@@ -163,7 +163,7 @@ function renderHead(head) {
   show("path", `${head.path} · started ${clock(head.started)}${head.seconds ? ` · took ${seconds(head.seconds)}` : ""}${unread}`);
 }
 
-const percent = (share) => (share === undefined ? "" : `${Math.round(share * 100)} %`);
+const percent = (share) => (share === undefined || share === null ? "" : `${Math.round(share * 100)} %`);
 const megabytes = (bytes) => (bytes ? `${Math.round(bytes / 1048576).toLocaleString()} MB` : "");
 const STATES = { done: "good", running: "", starting: "", "ended with it": "warn", disconnected: "warn" };
 const from1 = (index) => (index === undefined ? undefined : index + 1); // as in the display of a terminal
@@ -182,6 +182,8 @@ const RANK_COLUMNS = [
   ["computes", (rank) => percent(rank.shares?.compute)],
   ["exchanges", (rank) => percent(rank.shares?.exchange)],
   ["peak memory", (rank) => megabytes(rank.memory)],
+  ["GPU", (rank) => percent(rank.gpu)],
+  ["GPU memory", (rank) => megabytes(rank.gpu_memory)],
   ["last logged", (rank) => Object.entries(rank.values ?? {}).map(([name, value]) => `${name} ${number(value)}`).join(", ")],
 ];
 

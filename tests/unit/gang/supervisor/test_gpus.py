@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +14,13 @@ import pytest
 
 import tritium as tr
 from tritium.errors import BadSetting, NotEnoughSlots
+from tritium.gang.driver.told import told
 from tritium.gang.rank.peers import Device
 from tritium.gang.settings import Gang
 from tritium.gang.supervisor.gpus import Listing, gpus_here
+from tritium.ui import prometheus
+from tritium.ui.folder import RunFolder
+from tritium.ui.runs import Runs, RunView
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *uuids: str, says: str = "") -> None:
@@ -76,10 +81,17 @@ def nvmlDeviceGetName(device):
     return device[0].encode()  # as older versions of the library do
 
 class nvmlDeviceGetMemoryInfo:
-    total = 80 << 30
+    total, used = 80 << 30, 3 << 30
 
     def __init__(self, device):
         pass
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    return "", int(uuid[4:])
+
+class nvmlDeviceGetUtilizationRates:
+    def __init__(self, device):
+        self.gpu = 25 + 50 * device[1]
 
 def nvmlSystemGetDriverVersion():
     return "570.1"
@@ -119,6 +131,43 @@ def test_every_rank_knows_the_kind_of_every_gpu_and_so_does_the_report(
     assert on_gpus(gpu_type=["A100", "h100"], run_dir=str(run)) == [(device,) for device in wanted]
     ranks = json.loads((run / "report.json").read_text())["ranks"]
     assert [rank["devices"] for rank in ranks] == [[asdict(device)] for device in wanted]
+
+
+@pytest.mark.processes
+def test_their_use_is_on_the_page_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_ml_py(tmp_path, monkeypatch)
+    run_dir, go_on = tmp_path / "run", tmp_path / "go on"
+
+    def wait() -> None:
+        while not go_on.exists():
+            time.sleep(0.01)
+
+    quiet: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "retries": 0}
+    with tr.submit(wait, ranks=2, gpus=1, run_dir=str(run_dir), **quiet) as run:
+        deadline = time.monotonic() + 60
+        ranks: list[dict[str, Any]] = []
+        while len(ranks) < 2 or any(rank.get("gpu") is None for rank in ranks):
+            assert time.monotonic() < deadline, ranks
+            assert not run.done
+            ranks = RunView(RunFolder(str(run_dir)), told).whole()["ranks"]
+            time.sleep(0.05)
+        assert [(rank["gpu"], rank["gpu_memory"]) for rank in ranks] == [(0.25, 3 << 30), (0.75, 3 << 30)]
+        assert 'tritium_rank_gpu_utilization{run="' in prometheus.text(Runs([str(run_dir)], told))
+        go_on.touch()
+        run.result(60)
+
+
+def test_of_a_part_only_the_memory_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_ml_py(tmp_path, monkeypatch)
+    library = tmp_path / "modules" / "pynvml.py"
+    library.write_text(library.read_text().replace("self.gpu = ", "raise NVMLError('a part')  # "))
+    with closing(Listing(["0"])) as listing:
+        listing.watch(["GPU-0", "GPU-1"])
+        deadline = time.monotonic() + 60
+        while not (used := listing.used()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert used == {"gpu_memory": 6 << 30}
 
 
 @pytest.mark.processes

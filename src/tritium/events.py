@@ -220,10 +220,13 @@ class ModelDescribed(Event, kind="model"):
     """The signature of the model that an estimator has trained, or with which a streaming query begins.
 
     inputs, outputs : of each its name, dtype and shape of a row, and of an input its columns.
+    ranges          : source column → its nulls and its range in the training's data, as `Signature.ranges`; None where
+                      they are not known.
     """
 
     inputs: Sequence[Mapping[str, Any]]
     outputs: Sequence[Mapping[str, Any]]
+    ranges: Mapping[str, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,6 +225,8 @@ def test_all_of_it_can_be_read_on_a_laptop_and_a_phone(scheme: str, chromium: An
             ["input", "features", "float32", "(1)"],
             ["output", "prediction", "float32", "(1)"],
         ]
+        assert page.locator("#shards table").first.locator("tbody tr:last-child td").first.inner_text() == "all"
+        assert page.is_hidden("#ranges")
         assert "shape of a row" in (trained / "report.html").read_text()
         problems = []
         for width in WIDTHS:
@@ -238,7 +240,9 @@ def test_all_of_it_can_be_read_on_a_laptop_and_a_phone(scheme: str, chromium: An
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_streaming_query_that_scores(scheme: str, page: Any, tmp_path: Path) -> None:
-    run = QueryRun(str(tmp_path / "bikes"), "bikes", Signature((Input("x", ("a",), "float32", ()),), (Output("y"),)))
+    ranges = {"a": {"nulls": 0.25, "range": [-1.5, 41.0]}}
+    signature = Signature((Input("x", ("a",), "float32", ()),), (Output("y"),), ranges=ranges)
+    run = QueryRun(str(tmp_path / "bikes"), "bikes", signature)
 
     def scored(batch: int, rows: int) -> None:
         figures = {"model_ms_p50": 1.5, "model_ms_p99": 2.5, "model_version": 7, "bad_rows": 3}
@@ -250,6 +254,7 @@ def test_a_streaming_query_that_scores(scheme: str, page: Any, tmp_path: Path) -
         open_run(page, address)
         shows(page, "#headline", "model version 7, micro-batch 0: 100 rows in 0.50 s")
         assert page.is_hidden("#all-ranks")
+        assert page.locator("#ranges tbody td").all_inner_texts() == ["a", "25 %", "-1.5", "41"]
         scored(1, 400)
         shows(page, "#batches tbody tr:nth-child(1)", "400")
         shows(page, "#batches tbody tr:nth-child(2)", "500")

@@ -212,7 +212,7 @@ class Signature:
         """Return the event that tells the inputs and outputs to who watches a run."""
         inputs = [{"name": i.name, "columns": i.columns, "dtype": i.dtype, "shape": i.shape} for i in self.inputs]
         outputs = [{"name": o.name, "dtype": o.dtype, "shape": o.shape} for o in self.outputs]
-        return ModelDescribed(inputs=inputs, outputs=outputs)
+        return ModelDescribed(inputs=inputs, outputs=outputs, ranges=self.ranges or None)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict, from which `from_json` restores the signature."""

@@ -60,6 +60,7 @@ class Summary:
         self._entries = Entries(run_dir, told)
         self._scored = ScoredBatches()
         self._model: list[dict[str, Any]] = []
+        self._ranges: dict[str, Any] = {}
 
     def event(self, event: Event) -> None:
         """Take one event; kinds that the page does not show are ignored."""
@@ -79,6 +80,7 @@ class Summary:
             "head": self._head(),
             "scored": self._scored.to_json(),
             "model": self._model,
+            "ranges": self._ranges,
             "ranks": [self._ranks[rank] for rank in sorted(self._ranks)],
             "events": self._entries.to_json(),
             "data": {name: [by_rank[rank] for rank in sorted(by_rank)] for name, by_rank in self._rows.items()},
@@ -195,6 +197,7 @@ class Summary:
     def _on_model(self, event: ModelDescribed) -> None:
         self._model = [{"kind": "input", **facts} for facts in event.inputs]
         self._model += [{"kind": "output", **facts} for facts in event.outputs]
+        self._ranges = dict(event.ranges or {})
 
     def _on_micro_batch(self, event: MicroBatchScored) -> None:
         self._scored.add(event, self._now)
@@ -215,7 +218,11 @@ class Summary:
                     self._shard(name, rank)[key] = int(count)
 
     def _on_counts(self, event: EpochCounted) -> None:
-        counts = {name: getattr(event, name) for name in ("steps", "used", "padded", "dropped", "repeated")}
+        counts: dict[str, float] = {
+            name: getattr(event, name) for name in ("steps", "used", "padded", "dropped", "repeated")
+        }
+        if event.shuffle_score is not None:
+            counts["shuffle score"] = event.shuffle_score
         self._shard(event.name, event.rank).update(counts)
 
 

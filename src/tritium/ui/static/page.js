@@ -136,6 +136,7 @@ function render(changed) {
   if (any("head")) renderHead(parts.head);
   if ("scored" in changed) renderScored(parts.scored);
   if ("model" in changed) renderModel(parts.model);
+  if ("ranges" in changed) renderRanges(parts.ranges);
   if (any("ranks")) renderRanks(parts.ranks);
   if (any("events")) renderEvents(parts.events);
   if (any("data")) renderRows(parts.data);
@@ -210,6 +211,19 @@ function renderModel(values) {
   fill(at("signature").tBodies[0], values.map((value) => [value.kind, value.name, value.dtype, shape(value.shape), (value.columns ?? []).join(", ")]));
 }
 
+function renderRanges(ranges) {
+  at("ranges").hidden = !Object.keys(ranges).length;
+  columns(at("ranges").tHead, ["column", "nulls", "least", "largest"]);
+  fill(at("ranges").tBodies[0], Object.entries(ranges).map(([name, facts]) => [name, percent(facts.nulls), ...(facts.range ?? ["", ""])]));
+}
+
+const SUMMED = ["rows", "skipped", "used", "padded", "dropped", "repeated"];
+
+function total(names, ranks) {
+  const sum = (name) => ranks.reduce((before, rank) => before + (rank[name] ?? 0), 0);
+  return names.map((name) => (name === "rank" ? "all" : SUMMED.includes(name) ? sum(name) : ""));
+}
+
 function renderEvents(entries) {
   const list = at("events");
   const known = new Map([...list.children].map((item) => [item.dataset.number, item]));
@@ -246,7 +260,8 @@ function renderRows(data) {
     const names = [...new Set(ranks.flatMap((rank) => Object.keys(rank)))];
     columns(table.createTHead(), names);
     table.prepend(element("caption", name));
-    fill(table.createTBody(), ranks.map((rank) => names.map((column) => rank[column])));
+    const rows = ranks.map((rank) => names.map((column) => rank[column]));
+    fill(table.createTBody(), ranks.length > 1 ? [...rows, total(names, ranks)] : rows);
     box.append(table);
     return box;
   });

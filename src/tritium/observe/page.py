@@ -13,22 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tritium.events import (
-    CheckpointLoaded,
-    CheckpointSaved,
-    Event,
-    GangFailed,
-    GangFormed,
-    GangRetried,
-    GangStalled,
-    GangStarted,
-    Logged,
-    ModelVersion,
-    NonFatalError,
-    Note,
-    RunEnded,
-    Waiting,
-)
+from tritium.events import Event, Logged
+from tritium.observe.entries import entry_of
 
 _LINES = 200
 """The lines on what happened that are shown, the newest ones."""
@@ -64,8 +50,8 @@ class RunPage:
         with self._lock:
             if isinstance(event, Logged) and event.rank == 0:
                 self._log(event)
-            if (text := line(event)) is not None:
-                self._lines.append((event.time[11:19], event.kind, text))
+            if (entry := entry_of(event)) is not None:
+                self._lines.append((event.time[11:19], event.kind, entry.whole))
 
     def body(self, report: Mapping[str, Any]) -> str:
         """Return the page's HTML without the frame around it.
@@ -131,32 +117,6 @@ def of_history(history: Sequence[Mapping[str, Any]]) -> str:
         numbers = {name: value for name, value in entry.items() if isinstance(value, float)}
         page.add(Logged(rank=0, epoch=entry.get("epoch"), values=numbers))
     return "".join(page.charts("epoch"))
-
-
-def line(event: Event) -> str | None:
-    """Return a line on what happened; None for an event that only counts."""
-    if isinstance(event, (Note, Waiting, GangStalled)):
-        return event.text
-    if isinstance(event, GangStarted):
-        return f"{event.ranks} ranks"
-    if isinstance(event, GangFormed):
-        return ", ".join(f"rank {peer['rank']} on {peer['host']}" for peer in event.peers)
-    if isinstance(event, CheckpointSaved):
-        return f"step {event.step}, {event.bytes:,} bytes in {event.seconds:.1f} s, {event.path}"
-    if isinstance(event, CheckpointLoaded):
-        return f"from step {event.step}, {event.path}"
-    if isinstance(event, GangRetried):
-        return f"retry {event.number} of {event.of}, from {event.start or 'the beginning'}: {event.reason}"
-    if isinstance(event, GangFailed):
-        where = f"rank {event.rank} on {event.host} (pid {event.pid})"
-        return f"{where}: {event.signal or event.type or event.how} {event.text}\n{event.traceback}".rstrip()
-    if isinstance(event, NonFatalError):
-        return event.headline()
-    if isinstance(event, ModelVersion):
-        return f"version {event.version} of {event.path}" + (f" is refused: {event.refused}" if event.refused else "")
-    if isinstance(event, RunEnded):
-        return f"{'succeeded' if event.ok else 'failed'} after {event.seconds:.1f} s"
-    return None
 
 
 def _heading(report: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from tritium.events import (
     RowsCounted,
     read,
 )
-from tritium.observe.page import line
+from tritium.observe.entries import entry_of
 from tritium.observe.run_directory import SPANS_FOLDER
 from tritium.observe.trace import SPANS
 
@@ -113,10 +113,10 @@ def _of_events(events: Iterable[Event], places: dict[int, str]) -> Iterator[dict
         elif isinstance(event, CheckpointSaved):
             length = round(event.seconds * 1e6)
             yield _span(f"checkpoint of step {event.step}", event.rank or 0, _BESIDE, at - length, length)
-        elif (text := line(event)) is not None:
+        elif (entry := entry_of(event)) is not None:
             stop = isinstance(event, GangStalled | GangFailed)
             yield {
-                "name": masked(text), "cat": event.kind, "ph": "i", "ts": at, "pid": _DRIVER, "tid": 0,
+                "name": masked(entry.whole), "cat": event.kind, "ph": "i", "ts": at, "pid": _DRIVER, "tid": 0,
                 "s": "g" if stop else "p",
             }  # fmt: skip
 

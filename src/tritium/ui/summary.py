@@ -28,9 +28,10 @@ from tritium.events import (
     StepsTraced,
     Waiting,
 )
+from tritium.observe.entries import ended, formed
 from tritium.observe.position import TrainingPosition
 from tritium.observe.verdict import verdict
-from tritium.ui.entries import Entries, ended, formed
+from tritium.ui.entries import Entries
 from tritium.ui.scored import ScoredBatches
 from tritium.ui.series import Curves, Rates
 from tritium.ui.told import Teller, Told

@@ -214,7 +214,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
 def run_on_hosts(
     function: Callable[..., Any],
     *args: Any,
-    framework: Framework,
+    framework: Framework | None = None,
     each: int = 1,
     known: str | None = None,
     cable: Literal["routed", "own", None] = "routed",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tritium.frameworks.tensorflow import TensorFlow
     from tritium.gang.driver.launch import launch, submit
     from tritium.gang.driver.run import Run
+    from tritium.gang.rank.fetch import fetch
     from tritium.gang.rank.world import World, world
     from tritium.gang.settings import Gang
     from tritium.model.model import Model, load
@@ -39,6 +40,7 @@ __all__ = [
     "errors",
     "events",
     "explain",
+    "fetch",
     "http_transformer",
     "launch",
     "listen",
@@ -60,6 +62,7 @@ _HOME = {
     "TensorFlow": "tritium.frameworks.tensorflow",
     "World": "tritium.gang.rank.world",
     "explain": "tritium.predict.explain",
+    "fetch": "tritium.gang.rank.fetch",
     "http_transformer": "tritium.predict.http",
     "launch": "tritium.gang.driver.launch",
     "listen": "tritium.observe.stream",

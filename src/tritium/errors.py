@@ -24,6 +24,7 @@ TritiumError
 ├── RanksDiffer             ranks hold different weights, or train different parameters
 ├── CheckpointFailed        a checkpoint could not be written; earlier ones are intact
 ├── StoreFailed             a file that a rank stores in the run directory could not be written
+├── FetchFailed             a file could not be fetched from its URL, or is not the expected one
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model is made by code that the caller did not name as trusted
@@ -364,6 +365,19 @@ class StoreFailed(TritiumError, OSError):
     written: int | None = None
     needed: int | None = None
     free: int | None = None
+
+
+class FetchFailed(TritiumError, OSError):
+    """A source of `tr.fetch` fails, or what came is not what was expected. It is raised on every rank.
+
+    url : of the source. host : that has fetched from it. reason : the source's own words.
+    expected, sha256 : the sums where they differ.
+    """
+
+    url: str = ""
+    reason: str = ""
+    expected: str | None = None
+    sha256: str | None = None
 
 
 class ModelError(TritiumError):

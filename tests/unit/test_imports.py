@@ -39,8 +39,8 @@ LAYERS = (
     "spark",
     "ui",
     "observe",
-    "wire ship definitions events package file_system shown errors hints accelerators aliases arguments closures "
-    "triton_first",
+    "wire ship definitions events package file_system host_cache download shown errors hints accelerators aliases "
+    "arguments closures triton_first",
 )
 # They import what is above them, as is their purpose. As texts, their names say what is shipped, not what is imported.
 DOORS = ("tritium", "tritium.compat", "tritium.flyte", "tritium_compat", "tritium_flyte")
@@ -59,6 +59,7 @@ PUBLIC = {
     "errors",
     "events",
     "explain",
+    "fetch",
     "http_transformer",
     "launch",
     "listen",

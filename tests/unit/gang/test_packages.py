@@ -15,6 +15,7 @@ import tritium as tr
 from tritium.errors import BadSetting
 from tritium.gang.packages import Packages
 from tritium.gang.supervisor import packages as installed
+from tritium.host_cache import CacheEntry
 
 QUIET: dict[str, Any] = {"on": "driver", "progress": False, "output": "none"}
 
@@ -135,7 +136,7 @@ def test_in_this_process_there_are_none() -> None:
 def test_old_ones_go_and_those_in_use_stay(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "_KEPT", 2)
 
-    def install(version: str) -> installed.Environment:
+    def install(version: str) -> CacheEntry:
         packages = Packages.read([str(wheel(tmp_path, version))])
         assert packages is not None
         environment = installed.install(packages, lambda text: None)

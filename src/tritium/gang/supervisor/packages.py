@@ -5,7 +5,6 @@ A folder of packages stands first on the path of the rank's process; Spark's own
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import importlib.util
 import os
@@ -14,17 +13,17 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from tritium import host_cache
 from tritium.errors import BadSetting
 from tritium.gang.order import Order
 from tritium.gang.packages import Packages
+from tritium.host_cache import CacheEntry
 from tritium.wire import clip
 
 ROOT = "TRITIUM_ENVIRONMENTS"
@@ -54,23 +53,7 @@ class Sends(Protocol):
     def send(self, kind: str, /, **fields: Any) -> None: ...
 
 
-class Environment:
-    """An installed environment that is in use until `close`.
-
-    path : its directory, to be put on PYTHONPATH.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._folder = os.open(path, os.O_RDONLY)
-        fcntl.flock(self._folder, fcntl.LOCK_SH)
-
-    def close(self) -> None:
-        """Let it be removed, when more recent ones need its place."""
-        os.close(self._folder)
-
-
-def with_packages(order: Order, channel: Sends) -> tuple[Order, Environment]:
+def with_packages(order: Order, channel: Sends) -> tuple[Order, CacheEntry]:
     """Return the order for a rank that has the packages of this order, and their environment; see `install`."""
     assert order.packages is not None
     environment = install(order.packages, lambda text: channel.send("note", text=text))
@@ -79,48 +62,21 @@ def with_packages(order: Order, channel: Sends) -> tuple[Order, Environment]:
     return replace(order, env={**order.env, "PYTHONPATH": path}), environment
 
 
-def install(packages: Packages, tell: Callable[[str], object]) -> Environment:
+def install(packages: Packages, tell: Callable[[str], object]) -> CacheEntry:
     """Return the environment of these packages; the first supervisor of a host installs it, and others wait.
 
     tell : takes a line about what is installed.
 
     Raises BadSetting with the installer's own words.
     """
-    root = _root()
+    root = host_cache.root(ROOT, "tritium-environments", "ranks run the env_packages in it")
     folder = root / f"{packages.name}-py{sys.version_info[0]}{sys.version_info[1]}"
-    with _changing(folder):
-        if not folder.exists():
-            _make(packages, folder, tell)
-        os.utime(folder)
-        environment = Environment(folder)
-    _remove_old(root)
+    environment = host_cache.entry(folder, lambda building: _make(packages, building, tell))
+    host_cache.remove_old(root, _KEPT)
     return environment
 
 
-@contextmanager
-def _changing(folder: Path) -> Iterator[None]:
-    """Hold the lock under which an environment is made, removed, or taken into use."""
-    with open(f"{folder}.lock", "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _root() -> Path:
-    """Return the directory of environments. Raises BadSetting for one that others may write: its content is run."""
-    root = Path(os.environ.get(ROOT) or Path(tempfile.gettempdir(), f"tritium-environments-{os.getuid()}"))
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = root.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise BadSetting(
-            f"env_packages: {root} on {socket.gethostname()} could be written by another user, and ranks run what is "
-            f"in it. Remove it, or name another directory by {ROOT} (spark.executorEnv.{ROOT}).",
-            path=str(root),
-        )
-    return root
-
-
-def _make(packages: Packages, folder: Path, tell: Callable[[str], object]) -> None:
-    building = folder.with_suffix(".part")
+def _make(packages: Packages, building: Path, tell: Callable[[str], object]) -> Path:
     shutil.rmtree(building, ignore_errors=True)  # Of a supervisor that was killed.
     target = building / "packages"
     target.mkdir(parents=True)
@@ -147,9 +103,8 @@ def _make(packages: Packages, folder: Path, tell: Callable[[str], object]) -> No
             f"env_packages can't be installed on {socket.gethostname()}: {installer[0]} says\n{words}",
             setting="env_packages",
         )
-    target.rename(folder)
-    shutil.rmtree(building)
-    tell(f"env_packages are there after {time.monotonic() - began:.1f} s: {', '.join(versions(folder))}")
+    tell(f"env_packages are there after {time.monotonic() - began:.1f} s: {', '.join(versions(target))}")
+    return target
 
 
 def _installer() -> tuple[str, list[str]]:
@@ -180,18 +135,3 @@ def versions(folder: Path) -> list[str]:
     """Return "name version" of every package in an environment."""
     packages = importlib.metadata.distributions(path=[str(folder)])
     return sorted({f"{package.metadata['Name']} {package.version}" for package in packages}, key=str.lower)
-
-
-def _remove_old(root: Path) -> None:
-    """Remove the environments that were not used for longest, but for _KEPT and those in use."""
-    folders = [path for path in root.iterdir() if path.is_dir() and path.suffix != ".part"]
-    for folder in sorted(folders, key=os.path.getmtime)[:-_KEPT]:
-        with _changing(folder), suppress(FileNotFoundError):  # Another supervisor may have removed it.
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            except BlockingIOError:  # A rank uses it.
-                continue
-            finally:
-                os.close(descriptor)

@@ -36,7 +36,7 @@ from tritium.wire import Channel, Message, clip
 
 if TYPE_CHECKING:
     from tritium.data.spool import Spool
-    from tritium.gang.supervisor.packages import Environment
+    from tritium.host_cache import CacheEntry
 
 ANSWER_SECONDS = 2.0
 """The limit for the coordinator's answer to a failure of the supervisor itself."""
@@ -81,7 +81,7 @@ class Supervisor:
         self._spooler: Spooler | None = None
         self._listing: Listing | None = None
         self._pmi: Pmi | None = None
-        self._environment: Environment | None = None
+        self._environment: CacheEntry | None = None
 
     def run(
         self,

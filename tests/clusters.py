@@ -30,7 +30,7 @@ CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `
 # By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device;
 # cluster managers of several hosts (yarn_cluster.py, kubernetes_cluster.py); a Kubernetes instead of a session on it.
 EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device")
-EXTRA += ("yarn", "kubernetes", "kubernetes-connect", "kubernetes-bare")
+EXTRA += ("yarn", "yarn-bare", "kubernetes", "kubernetes-connect", "kubernetes-bare")
 # Simulated GPUs of which the session's tasks have none: with fixed executors, with dynamic allocation, over Connect.
 EXTRA += ("gpus-of-executors", "gpus-dynamic", "gpus-connect")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
@@ -234,6 +234,18 @@ def _yarn() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def _yarn_bare() -> Iterator[Any]:
+    """Yield a YARN of two hosts, on which the tests make sessions in this process's JVM."""
+    from pyspark import SparkContext
+
+    import yarn_cluster
+
+    with yarn_cluster.yarn() as cluster, cluster.chosen():
+        SparkContext._ensure_initialized()
+        yield cluster
+
+
+@contextlib.contextmanager
 def connect_server(master: str = "local[2]", **settings: str) -> Iterator[str]:
     """Yield the URL of a real Spark Connect server."""
     port = free_port()
@@ -297,10 +309,20 @@ def in_pods(cluster: Any, ready: int | None = None, **conf: str) -> Iterator[Any
     ready : None: all.
     """
     settings = {**SMALL, **cluster.client_conf(), **conf}
+    with registered(f"k8s://{cluster.url}", settings, ready) as spark:
+        yield spark
+
+
+@contextlib.contextmanager
+def registered(master: str, settings: dict[str, str], ready: int | None = None) -> Iterator[Any]:
+    """Yield a session whose executors have registered, and put back what PySpark changes in this process.
+
+    ready : so many of them, None: all.
+    """
     path, handler = list(sys.path), signal.getsignal(signal.SIGINT)
-    spark = classic(f"k8s://{cluster.url}", **settings)
-    status, pods = spark.sparkContext._jsc.sc().getExecutorMemoryStatus, int(settings["spark.executor.instances"])
-    wait(lambda: status().size() > (pods if ready is None else ready), "its executors have registered")
+    spark = classic(master, **settings)
+    status, executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus, int(settings["spark.executor.instances"])
+    wait(lambda: status().size() > (executors if ready is None else ready), "its executors have registered")
     try:
         yield spark
     finally:
@@ -323,6 +345,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "dynamic": _dynamic,
     "pretended-device": _pretended_device,
     "yarn": _yarn,
+    "yarn-bare": _yarn_bare,
     "kubernetes": _kubernetes,
     "kubernetes-connect": _kubernetes_connect,
     "kubernetes-bare": _kubernetes_bare,

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from broker import free_ports, jars
-from clusters import COMMON, SHORT_LIVED, classic, daemon, spark_script, wait
+from clusters import COMMON, SHORT_LIVED, daemon, registered, spark_script, wait
 
 SPARK_JARS = Path(spark_script("spark-class")).parents[1] / "jars"
 POM = Path(__file__).parent / "yarn" / "pom.xml"
@@ -26,6 +26,8 @@ SERVER = "org.apache.hadoop.yarn.server"
 CALCULATOR = "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"  # which also counts cores and GPUs
 PORTS = ("scheduler", "resource-tracker", "", "admin", "webapp")  # of the ResourceManager
 QUEUES = {"default": 60, "gangs": 40}  # percent of the cluster, and each may take all of it
+MASTER = "org.apache.spark.deploy.yarn.ExecutorLauncher"  # the ApplicationMaster of client mode
+EXECUTOR = "org.apache.spark.executor.YarnCoarseGrainedExecutorBackend"
 GPUS = 2  # of each host, pretended: YARN counts them, and the session's discovery script names them
 EXPIRY_SECONDS = 20  # without a sign of life a NodeManager counts as lost; YARN's default is 600
 
@@ -137,11 +139,8 @@ class Yarn:
     @contextlib.contextmanager
     def session(self, **conf: str) -> Iterator[Any]:
         """Yield a client-mode session whose two executors have registered."""
-        spark = classic("yarn", **self.settings(**conf))
-        status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-        wait(lambda: status().size() == 3, "two executors have registered")
-        yield spark
-        spark.stop()
+        with registered("yarn", self.settings(**conf)) as spark:
+            yield spark
 
     def _start(self, main_class: str, name: str, *options: str) -> psutil.Process:
         classes = f"{self.conf}:{jars('yarn', POM)}/*:{SPARK_JARS}/*"  # without Spark's they fail silently

@@ -16,30 +16,12 @@ import pytest
 
 import tritium as tr
 from clusters import in_pods, wait
+from counted_training import RANKS, RESULT, ROWS, train
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.parametrize("cluster", ["kubernetes-bare"], indirect=True)]
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "2"))
-ROWS, EPOCHS, BATCH = 400, 3, 10
 CUT_SECONDS = 25.0  # longer than the control connection waits, shorter than Spark does
-
-
-def train() -> tuple[int, int]:
-    """Return the sum of all keys of all epochs, and the number of steps."""
-    world = tr.world()
-    saved = world.checkpoint.load()
-    total, step = (0, 0) if saved is None else (saved["total"], saved.step)
-    shard = world.shard("train")
-    resume = None if saved is None else [own["position"] for own in saved.own]
-    for epoch in shard.epochs(EPOCHS, batch_size=BATCH, seed=7, resume=resume):
-        for batch in epoch:
-            keys = [int(key) for key in batch["key"][: batch.rows].reshape(-1)]
-            total += sum(map(sum, world.gather(keys)))
-            step += 1
-            state = {"total": total}
-            world.checkpoint.save(state, step, own=lambda: {"position": shard.state()}, every=5)
-            time.sleep(0.15)
-    return total, step
 
 
 def processes(kubernetes: Any, pod: dict[str, Any]) -> dict[str, list[int]]:
@@ -93,7 +75,9 @@ def test_a_fault_at_any_moment(cluster: Any, shared: str, seed: int) -> None:
     with in_pods(kubernetes, **conf) as spark:
         data = {"train": spark.range(ROWS).withColumnRenamed("id", "key")}
         quiet: dict[str, Any] = {"progress": False, "output": "none"}
-        with tr.submit(train, spark=spark, data=data, ranks=2, retries=3, run_dir=f"{shared}/{seed}", **quiet) as run:
+        with tr.submit(
+            train, spark=spark, data=data, ranks=RANKS, retries=3, run_dir=f"{shared}/{seed}", **quiet
+        ) as run:
             wait(lambda: run.status == "running", "the gang has formed")
             time.sleep(moment)
             pod = chance.choice([pod for pod in kubernetes.pods() if pod["status"]["phase"] == "Running"])
@@ -102,7 +86,7 @@ def test_a_fault_at_any_moment(cluster: Any, shared: str, seed: int) -> None:
             results = run.result(400)
         losses = sum(event.kind == "retry" for event in run.events())
         print(f"| {seed} | {fault} | {moment:.1f} s | {losses} | {time.monotonic() - began:.0f} s |")
-        assert results == [(EPOCHS * sum(range(ROWS)), EPOCHS * ROWS // 2 // BATCH)] * 2
+        assert results == [RESULT] * RANKS
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.join()

@@ -23,7 +23,7 @@ import pytest
 
 import leaks
 from clusters import spark_script, wait
-from yarn_cluster import EXPIRY_SECONDS, GPUS, Yarn, yarn
+from yarn_cluster import EXPIRY_SECONDS, GPUS, MASTER, Yarn, yarn
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -83,7 +83,6 @@ for fault in ("memory", "host", "master", "application"):
         report = json.loads(Path(folder, fault, "report.json").read_text())
         print(json.dumps([retry["reason"] for retry in report["retries"]] + report["notes"]), flush=True)
 """
-MASTER = "org.apache.spark.deploy.yarn.ExecutorLauncher"
 
 
 @pytest.fixture(scope="module")

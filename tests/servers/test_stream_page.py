@@ -103,6 +103,12 @@ assert again < number + 1 == stored.count(), (again, stored.count())
     "observedMetrics": """
 assert set(metrics_of_page) == {"rows", "model_ms_p50", "model_ms_p99", "model_rows_per_second", "model_version", "bad_rows"}
 assert metrics_of_page["model_version"] == 2 and metrics_of_page["model_ms_p99"] > 0
+from tritium.gang.driver.told import told
+from tritium.ui.runs import Runs
+(row,) = Runs(["runs"], told).rows()
+on_page = Runs(["runs"], told).get(row["key"]).whole()
+assert row["status"] == "running" and on_page["scored"][-1]["model version"] == 2, on_page["scored"]
+assert on_page["scored"][-1]["bad rows"] == 3 * 2, on_page["scored"]  # of three queries of this DataFrame
 """,
     "class Slow": """
 query.stop()
@@ -128,6 +134,7 @@ print("done")
 }
 PLACES = {
     '"localhost:9092"': "{kafka!r}",
+    'metrics="bikes"': 'metrics="bikes", run_dir="runs/bikes"',
     'every="30s"': 'every="1s"',
     "jdbc:postgresql://localhost/bikes": "jdbc:postgresql://{postgres}/bikes",
     "1_000_000": "1000",

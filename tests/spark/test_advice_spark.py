@@ -43,6 +43,7 @@ UNREGISTERED = {
     "spark.task.resource": "in front of a resource's name: https://spark.apache.org/docs/latest/configuration.html",
     "spark.executorEnv": "in front of a variable's name: https://spark.apache.org/docs/latest/configuration.html",
     "spark.executorEnv.TRITIUM_ENVIRONMENTS": "ours: read by gang/supervisor/packages.py",
+    "spark.executorEnv.TRITIUM_FETCHED": "ours: read by gang/rank/fetch.py",
     "spark.hadoop": "in front of Hadoop's own settings: https://spark.apache.org/docs/latest/configuration.html",
     "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",
 }

@@ -1,19 +1,11 @@
 #!/bin/sh
 # Makes .envs/trackers ready, and prints it: wandb and trackio for PYTHONPATH, with only those of their packages that
-# .venv lacks, as its pinned ones admit none but an old trackio. A stamp remembers what it was made from.
+# .venv lacks, as its pinned ones admit none but an old trackio.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/pip-settings.sh
 
-place=$PWD/.envs/trackers
-made_from=$(cksum <scripts/trackers.sh)
-
-if [ "$(cat "$place/tritium-stamp" 2>/dev/null)" != "$made_from" ]; then
-  lend_pip_settings
-  rm -rf "$place"
-  .venv/bin/uv pip install --quiet --python .venv/bin/python --target "$place" --no-deps \
-    wandb==0.31.0 trackio==0.43.0 gradio-client==2.7.2 httptools==0.9.0 orjson==3.13.0 python-multipart==0.0.34 \
-    uvloop==0.23.0 watchfiles==1.3.0 websockets==17.4 xxhash==4.1.0 >&2
-  echo "$made_from" >"$place/tritium-stamp"
-fi
-echo "$place"
+packages_in "$PWD/.envs/trackers" scripts/trackers.sh --no-deps \
+  wandb==0.31.0 trackio==0.43.0 gradio-client==2.7.2 httptools==0.9.0 orjson==3.13.0 python-multipart==0.0.34 \
+  uvloop==0.23.0 watchfiles==1.3.0 websockets==17.4 xxhash==4.1.0
+echo "$PWD/.envs/trackers"

@@ -7,7 +7,6 @@ import errno
 import functools
 import hashlib
 import http.client
-import itertools
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tritium.errors import BadSetting, TritiumError, WrongVersion
-from tritium.file_system import opened
+from tritium.file_system import opened, size_of
 
 SUMS = ".sha256.json"
 """The file with the sums of the others."""
@@ -82,12 +81,13 @@ def name_of(url: str) -> str:
 
 def source_of(url: str) -> Source:
     """Ask what is at a URL. Raises WrongVersion where the library for it is missing; other errors are the source's."""
-    for failures in itertools.count(1):
+    failures = 0
+    while True:
         try:
             return _source_of(url)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
+            failures += 1
             _wait_after(error, failures)
-    raise AssertionError
 
 
 def _source_of(url: str) -> Source:
@@ -174,7 +174,7 @@ def download(files: Sequence[SourceFile], folder: Path, on_bytes: Callable[[], o
     What an interrupted call has left in the folder is continued. Raises the source's own errors, and the disk's.
     """
     folder.mkdir(exist_ok=True)
-    needed = sum(file.size or 0 for file in files) - sum(path.stat().st_size for path in folder.rglob("*"))
+    needed = sum(file.size or 0 for file in files) - size_of(folder)
     if needed > (free := shutil.disk_usage(folder).free):
         raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed in {folder.parent}, and {free:,} are free")
     stopped = threading.Event()
@@ -234,8 +234,7 @@ def _downloaded(file: SourceFile, path: Path, on_bytes: Callable[[], object]) ->
 
 def _wait_after(error: Exception, failures: int) -> None:
     """Wait before another try. Raises the error after _TRIES, or where another try can't change it."""
-    code = getattr(error, "code", None) if isinstance(error, urllib.error.HTTPError) else None
-    refused = code is not None and code < 500 and code not in (408, 429)
+    refused = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 429)
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if failures >= _TRIES or refused or full or isinstance(error, _LAST):
         raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,16 @@ def read(url: str) -> bytearray:
     files, path = opened(url)
     with files.open(path, "rb") as file:
         return bytearray(file.read())
+
+
+def size_of(folder: str | os.PathLike[str]) -> int:
+    """Return the bytes of all files in a local directory, and in those below it. Others may remove some meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ import random
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tritium as tr
-from clusters import in_pods, wait
-from counted_training import RANKS, RESULT, ROWS, train
+from clusters import in_pods
+from counted_training import hit
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.parametrize("cluster", ["kubernetes-bare"], indirect=True)]
 
@@ -72,21 +70,10 @@ def test_a_fault_at_any_moment(cluster: Any, shared: str, seed: int) -> None:
     fault, moment = list(FAULTS)[seed % len(FAULTS)], chance.uniform(0, 8)
     volume = "spark.kubernetes.executor.volumes.hostPath.shared"
     conf = {f"{volume}.mount.path": shared, f"{volume}.options.path": shared, "spark.executor.memoryOverhead": "3g"}
+
+    def strike() -> None:
+        pod = chance.choice([pod for pod in kubernetes.pods() if pod["status"]["phase"] == "Running"])
+        FAULTS[fault](kubernetes, pod, chance)
+
     with in_pods(kubernetes, **conf) as spark:
-        data = {"train": spark.range(ROWS).withColumnRenamed("id", "key")}
-        quiet: dict[str, Any] = {"progress": False, "output": "none"}
-        with tr.submit(
-            train, spark=spark, data=data, ranks=RANKS, retries=3, run_dir=f"{shared}/{seed}", **quiet
-        ) as run:
-            wait(lambda: run.status == "running", "the gang has formed")
-            time.sleep(moment)
-            pod = chance.choice([pod for pod in kubernetes.pods() if pod["status"]["phase"] == "Running"])
-            FAULTS[fault](kubernetes, pod, chance)
-            began = time.monotonic()
-            results = run.result(400)
-        losses = sum(event.kind == "retry" for event in run.events())
-        print(f"| {seed} | {fault} | {moment:.1f} s | {losses} | {time.monotonic() - began:.0f} s |")
-        assert results == [RESULT] * RANKS
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join()
+        hit(spark, f"{shared}/{seed}", seed, fault, moment, strike)

@@ -168,26 +168,11 @@ def test_trainer_of_hugging_face(client: MlflowClient, runs: Any, tmp_path: Path
 
 def test_logger_of_lightning(client: MlflowClient, runs: Any, tmp_path: Path) -> None:
     def train() -> None:
-        import lightning
         from lightning.pytorch.loggers import MLFlowLogger
 
-        class Regression(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.linear = torch.nn.Linear(1, 1)
+        from lightning_logging import fit
 
-            def training_step(self, batch: Any, index: int) -> Any:
-                loss = self.linear(batch["x"][:, None]).mean() ** 2
-                self.log("loss", loss)
-                return loss
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), lr=0.01)
-
-        logger = MLFlowLogger(run_id=os.environ["MLFLOW_RUN_ID"])
-        quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = lightning.Trainer(max_epochs=2, logger=logger, log_every_n_steps=1, **quiet)
-        trainer.fit(Regression(), tr.world().shard("train").loader(batch_size=16))
+        fit(MLFlowLogger(run_id=os.environ["MLFLOW_RUN_ID"]), max_epochs=2, log_every_n_steps=1)
 
     frame = pd.DataFrame({"x": [0.1 * i for i in range(64)]})
     with mlflow.start_run():

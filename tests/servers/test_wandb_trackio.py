@@ -111,25 +111,11 @@ def test_trainer_of_hugging_face(tracker: str, launch: Callable[..., None], tmp_
 
 def test_logger_of_lightning(launch: Callable[..., None], tmp_path: Path) -> None:
     def train() -> None:
-        import lightning
         from lightning.pytorch.loggers import WandbLogger
 
-        class Regression(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.linear = torch.nn.Linear(1, 1)
+        from lightning_logging import fit
 
-            def training_step(self, batch: Any, index: int) -> Any:
-                loss = self.linear(batch["x"][:, None]).mean() ** 2
-                self.log("loss", loss)
-                return loss
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), lr=0.01)
-
-        quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = lightning.Trainer(max_epochs=1, logger=WandbLogger(save_dir=str(tmp_path), offline=True), **quiet)
-        trainer.fit(Regression(), tr.world().shard("train").loader(batch_size=16))
+        fit(WandbLogger(save_dir=str(tmp_path), offline=True), max_epochs=1)
 
     launch(train, framework="lightning", data={"train": FRAME})
     assert wandb_runs(tmp_path) == 1

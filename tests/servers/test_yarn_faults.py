@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ import psutil
 import pytest
 
 import leaks
-import tritium as tr
-from clusters import wait
-from counted_training import RANKS, RESULT, ROWS, train
+from counted_training import hit
 from yarn_cluster import EXECUTOR, EXPIRY_SECONDS, MASTER, Yarn
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.parametrize("cluster", ["yarn-bare"], indirect=True)]
@@ -74,18 +71,5 @@ FAULTS: dict[str, Callable[[Yarn, random.Random], None]] = {
 def test_a_fault_at_any_moment(cluster: Any, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     fault, moment = list(FAULTS)[seed % len(FAULTS)], chance.uniform(0, 8)
-    quiet: dict[str, Any] = {"progress": False, "output": "none"}
     with cluster.spark.session() as spark:
-        data = {"train": spark.range(ROWS).withColumnRenamed("id", "key")}
-        with tr.submit(train, spark=spark, data=data, ranks=RANKS, retries=3, run_dir=str(tmp_path), **quiet) as run:
-            wait(lambda: run.status == "running", "the gang has formed")
-            time.sleep(moment)
-            FAULTS[fault](cluster.spark, chance)
-            began = time.monotonic()
-            results = run.result(400)
-        losses = sum(event.kind == "retry" for event in run.events())
-        print(f"| {seed} | {fault} | {moment:.1f} s | {losses} | {time.monotonic() - began:.0f} s |")
-        assert results == [RESULT] * RANKS
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join()
+        hit(spark, str(tmp_path), seed, fault, moment, lambda: FAULTS[fault](cluster.spark, chance))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tritium.errors import BadSetting
+from tritium.file_system import size_of
 from tritium.observe.run_directory import RUN_FILE, runs_folder
 
 MANY = 20
@@ -36,7 +37,7 @@ class KeptRun:
     @property
     def bytes(self) -> int:
         """The size of its files."""
-        return sum(file.lstat().st_size for file in self.path.rglob("*") if not file.is_dir())
+        return size_of(self.path)
 
     def remove(self) -> None:
         """Remove the directory with all that is in it. Raises OSError."""

@@ -28,13 +28,15 @@ class QueryRun:
     The directory is written from the first micro-batch, version or error on, until all of the queries have ended.
 
     run_dir : a local directory, which events of earlier queries may be in: new ones are appended.
+    metrics : the name of the observation; "": that of the directory.
 
     Raises BadSetting where it can't be used.
     """
 
     def __init__(self, run_dir: str, metrics: str, signature: Signature) -> None:
         self._run_id, self.run_dir = new_run_dir(_made(run_dir))
-        self._settings = {"run_id": self._run_id, "run_dir": self.run_dir, "query": metrics}
+        self.metrics = metrics or os.path.basename(run_dir.rstrip("/"))
+        self._settings = {"run_id": self._run_id, "run_dir": self.run_dir, "query": self.metrics}
         self._model = signature.described()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
@@ -60,7 +62,8 @@ class QueryRun:
             if exception is not None:
                 facts = {"how": "error", "type": "The query failed", "text": error, "traceback": exception}
                 report.failed_by(error, rank=None, **facts)
-            log.report(report.build(), page.document(report.build()))
+            built = report.build()
+            log.report(built, page.document(built))
             log.close()
             self._opened = None
 

@@ -97,11 +97,8 @@ def score(
     schema = df.schema
     callbacks, run = listeners(), None
     if run_dir and df.isStreaming:
-        from tritium.predict.query_run import QueryRun
-
-        metrics = metrics or os.path.basename(run_dir.rstrip("/"))
-        run = QueryRun(run_dir, metrics, model.signature)
-        callbacks = (*callbacks, run.event)
+        run = _query_run(run_dir, metrics, model.signature)
+        metrics, callbacks = run.metrics, (*callbacks, run.event)
     following = Following(followed, df.sparkSession, callbacks) if followed and df.isStreaming else None
     if following is not None:
         number, model = following.first
@@ -205,6 +202,12 @@ def _with_facts(
         counts = [F.count(F.lit(1)).alias("rows"), *percentiles, rate, *version, F.count_if(bad).alias("bad_rows")]
         df = df.observe(metrics, *counts)
     return df, name
+
+
+def _query_run(run_dir: str, metrics: str, signature: Signature) -> QueryRun:
+    from tritium.predict.query_run import QueryRun  # Executors don't have it.
+
+    return QueryRun(run_dir, metrics, signature)
 
 
 def _report(spark: Any, metrics: str, callbacks: Sequence[Callback], run: QueryRun | None, column: str) -> None:

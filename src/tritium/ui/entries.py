@@ -24,14 +24,15 @@ class Entries:
 
     def event(self, event: Event) -> None:
         """Add the event's entry, if it has one."""
-        entry = entry_of(event)
-        if isinstance(event, GangFailed):
-            failure = self._told(event.fields(), self._run_dir)
-            entry = EventLine(failure.what, failure.whole, "bad")
+        entry = self._failure(event) if isinstance(event, GangFailed) else entry_of(event)
         if entry is not None:
             self._number += 1
             entries = self._checkpoints if isinstance(event, CheckpointSaved) else self._others
             entries.append({"number": self._number, "time": event.time, "kind": event.kind, **entry._asdict()})
+
+    def _failure(self, event: GangFailed) -> EventLine:
+        failure = self._told(event.fields(), self._run_dir)
+        return EventLine(failure.what, failure.whole, "bad")
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the entries in the order of their events."""

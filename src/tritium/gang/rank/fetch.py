@@ -25,6 +25,7 @@ from typing import Any, cast
 from tritium import host_cache
 from tritium.download import SUMS, SourceFile, download, from_web, name_of, source_of
 from tritium.errors import BadSetting, FetchFailed, TritiumError, masked
+from tritium.file_system import size_of
 from tritium.gang.control.address import listener
 from tritium.gang.rank.world import World, world
 from tritium.host_cache import CacheEntry
@@ -57,16 +58,14 @@ def fetch(url: str, *, sha256: str | None = None) -> str:
         raise BadSetting(f"sha256={sha256!r} must be 64 hexadecimal digits.", setting="sha256")
     expected, gang = sha256 and sha256.lower(), world()
     if len(gang.peers) < 2:
-        return _kept(_from_source(gang, _root(), url, expected), name_of(url))
+        return _kept(_from_source(gang, url, expected), name_of(url))
     places = _on_all(gang, lambda: _place(gang, url, expected))
     if len({place[:2] for place in places}) > 1:
         raise BadSetting("The ranks of a gang call tr.fetch with different URLs or sums.", setting="url")
     leaders = [rank for rank, place in enumerate(places) if places.index(place) == rank]
     serves = gang.rank in leaders and len(leaders) > 1
     with _serving() if serves else nullcontext() as server:
-        offers = _on_all(
-            gang, lambda: _offered(_from_source(gang, _root(), url, expected), server) if gang.rank == 0 else None
-        )
+        offers = _on_all(gang, lambda: None if gang.rank else _offered(_from_source(gang, url, expected), server))
         having = 1
         while having < len(leaders):  # All that have it give it to one more, so 100 hosts take seven rounds.
             givers = dict(zip(leaders[having : 2 * having], leaders, strict=False))
@@ -108,7 +107,7 @@ def _kept(entry: CacheEntry, name: str) -> str:
 # --- From the source, or from another host
 
 
-def _from_source(gang: World, root: Path, url: str, sha256: str | None) -> CacheEntry:
+def _from_source(gang: World, url: str, sha256: str | None) -> CacheEntry:
     def make(building: Path) -> Path:
         source = asked or source_of(url)
         if sha256 is not None and source.folder:
@@ -126,7 +125,7 @@ def _from_source(gang: World, root: Path, url: str, sha256: str | None) -> Cache
             asked = source_of(url)
         version = (name, sha256) if asked is None else (url, asked.version or uuid.uuid4().hex)
         key = hashlib.sha256("\n".join(map(str, version)).encode()).hexdigest()[:24]
-        return _entry(gang, root / key, name, make)
+        return _entry(gang, key, name, make)
 
 
 def _taken(gang: World, offers: Sequence[Offer], giver: int | None, server: FileServer | None) -> Offer | None:
@@ -152,7 +151,7 @@ def _taken(gang: World, offers: Sequence[Offer], giver: int | None, server: File
         return building
 
     with _words_of_source(top, gang, words):
-        return _offered(_entry(gang, _root() / offer.key, top, make), server)
+        return _offered(_entry(gang, offer.key, top, make), server)
 
 
 @contextmanager
@@ -167,17 +166,17 @@ def _words_of_source(url: str, gang: World, what: str) -> Iterator[None]:
         raise FetchFailed(f"{what}: {reason}.", url=masked(url), host=gang.host, reason=reason) from None
 
 
-def _entry(gang: World, folder: Path, name: str, make: Callable[[Path], Path]) -> CacheEntry:
+def _entry(gang: World, key: str, name: str, make: Callable[[Path], Path]) -> CacheEntry:
     """Return the entry of the cache; the rank is seen to wait while another process of this host makes it."""
     with gang._control.progress.within(f"waiting for another process on this host to fetch {name}", "wait"):
-        return host_cache.entry(folder, make)
+        return host_cache.entry(_root() / key, make)
 
 
 def _make(gang: World, building: Path, files: Sequence[SourceFile], sums: dict[str, str], origin: str) -> None:
     """Download the files. Raises FetchFailed for one whose sum is another than in `sums`, and keeps none then."""
     progress, began = gang._control.progress, time.monotonic()
     limit = shutil.disk_usage(building.parent).total // _DISK_PARTS
-    host_cache.remove_old(building.parent, limit - sum(file.size or 0 for file in files), _size)
+    host_cache.remove_old(building.parent, limit - sum(file.size or 0 for file in files), size_of)
     with progress.within(f"fetching {files[0].name}"):
         digests = download(files, building, progress.touch)
     for name, expected in sums.items():
@@ -192,11 +191,6 @@ def _make(gang: World, building: Path, files: Sequence[SourceFile], sums: dict[s
             )
     size, seconds = sum((building / name).stat().st_size for name in digests), time.monotonic() - began
     gang.note(f"{gang.host} has {files[0].top} from {masked(origin)} after {seconds:.1f} s: {size:,} bytes")
-
-
-def _size(folder: Path) -> int:
-    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    return sum(os.stat(path).st_size for path in paths if os.path.exists(path))
 
 
 # --- To other hosts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import itertools
 import json
 import os
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, Any
 
@@ -68,6 +68,35 @@ _LINE = re.compile(r"(\s*)(?:GPU \d+: )?(.*?)\s*(?:Device +\d+: *)?\(UUID: ([^)]
 """A line of `nvidia-smi -L`: a GPU, or an indented part of the one before (MIG)."""
 
 
+@dataclass(frozen=True)
+class Reader:
+    """A process that reads of the GPUs, and the file that it writes its answer to. Must be closed."""
+
+    process: subprocess.Popen[bytes]
+    answer: IO[bytes]
+
+    @classmethod
+    def started(cls, command: Sequence[str]) -> Reader | None:
+        """Start a command; None if it can't be run, or the disk is full: then nothing is known."""
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            answer = stack.enter_context(tempfile.TemporaryFile())  # No pipe: a child may hold it.
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL)
+            stack.pop_all()
+            return cls(process, answer)
+        return None
+
+    def close(self) -> None:
+        """End the process if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        self.answer.close()
+
+
+def _nvml(*uuids: str) -> list[str]:
+    """Return the command that runs nvml.py, of which executors may have only the zip."""
+    return [sys.executable, "-c", inspect.getsource(nvml), *uuids]
+
+
 class Listing:
     """The GPUs that this task can see, read in the background, as it may take seconds. Must be closed.
 
@@ -77,20 +106,14 @@ class Listing:
 
     def __init__(self, addresses: Sequence[str] = ()) -> None:
         self._addresses = addresses
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answer: IO[bytes] = io.BytesIO()
-        self._watch: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
-        """The process that reads how much the task's GPUs are used, and its output."""
-        command = [shutil.which("nvidia-smi") or "", "-L"]
+        self._watch: Reader | None = None
+        """What reads how much the task's GPUs are used."""
         if find_spec("pynvml") is not None:
-            command = [sys.executable, "-c", inspect.getsource(nvml)]  # Executors may have Tritium as a zip.
-        if not command[0]:
-            return
-        with contextlib.suppress(OSError):  # If it can't be run, or the disk is full, no UUID is known.
-            self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold it
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._answer, stderr=subprocess.DEVNULL
-            )
+            self._list = Reader.started(_nvml())
+        elif command := shutil.which("nvidia-smi"):
+            self._list = Reader.started([command, "-L"])
+        else:
+            self._list = None
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return index → facts of every visible GPU, the fields of a Device; empty where nothing answers.
@@ -98,14 +121,14 @@ class Listing:
         A divided GPU (MIG) gives those of its part if only one is visible, and is left out if several are, as it is not
         known which one is meant.
         """
-        if self._process is None:
+        if self._list is None:
             return {}
         try:
-            self._process.wait(LISTING_SECONDS)
+            self._list.process.wait(LISTING_SECONDS)
         except subprocess.TimeoutExpired:
             return {}
-        self._answer.seek(0)
-        text = self._answer.read().decode("utf-8", "replace")
+        self._list.answer.seek(0)
+        text = self._list.answer.read().decode("utf-8", "replace")
         devices: list[list[dict[str, Any]]] = json.loads(text) if text.startswith("[") else []
         for line in text.splitlines() if not devices else ():
             if match := _LINE.match(line):
@@ -127,34 +150,23 @@ class Listing:
 
     def watch(self, uuids: Sequence[str]) -> None:
         """Begin to read how much these GPUs are used, where nvidia-ml-py is installed."""
-        if not uuids or find_spec("pynvml") is None:
-            return
-        with contextlib.suppress(OSError):  # If it can't be run, or the disk is full, nothing is known.
-            answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-            command = [sys.executable, "-c", inspect.getsource(nvml), *uuids]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL)
-            self._watch = process, answer
+        if uuids and find_spec("pynvml") is not None:
+            self._watch = Reader.started(_nvml(*uuids))
 
     def used(self) -> dict[str, float]:
         """Return `gpu`, the share of time in which the GPUs computed, and `gpu_memory` in bytes, where known."""
-        if self._watch is None or self._watch[0].poll() is not None:
+        if self._watch is None or self._watch.process.poll() is not None:
             return {}
         try:
-            return dict(json.loads(os.pread(self._watch[1].fileno(), 100, 0)))
+            return dict(json.loads(os.pread(self._watch.answer.fileno(), 100, 0)))
         except ValueError:  # It has not been read yet.
             return {}
 
     def close(self) -> None:
         """End the processes that still run."""
-        if self._watch is not None:
-            process, answer = self._watch
-            process.kill()
-            process.wait()
-            answer.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._answer.close()
+        for reader in (self._list, self._watch):
+            if reader is not None:
+                reader.close()
 
 
 def executor() -> str:

@@ -23,6 +23,7 @@ import object_stores
 import tritium as tr
 from tritium import host_cache
 from tritium.errors import BadSetting, FetchFailed, RankFailed, WrongVersion
+from tritium.file_system import size_of
 from tritium.gang.rank import fetch as fetching
 
 QUIET: dict[str, Any] = {"on": "driver", "progress": False, "output": "none"}
@@ -367,8 +368,8 @@ def test_older_files_go_and_those_in_use_stay(tmp_path: Path) -> None:
         os.utime(entry.path, (number, number))
         if number:
             entry.close()
-    host_cache.remove_old(tmp_path, 250, fetching._size)
+    host_cache.remove_old(tmp_path, 250, size_of)
     assert sorted(path.name for path in kept(tmp_path)) == ["0", "2", "3"]
     entries[0].close()
-    host_cache.remove_old(tmp_path, 250, fetching._size)
+    host_cache.remove_old(tmp_path, 250, size_of)
     assert sorted(path.name for path in kept(tmp_path)) == ["2", "3"]

@@ -134,7 +134,8 @@ def test_a_rank_or_a_pod_that_is_killed_for_memory_says_so_in_the_first_line(kub
         time.sleep(600)
 
     with in_pods(kubernetes, **{"spark.executor.memoryOverhead": "900m"}) as spark:
-        with pytest.raises(RankFailed, match=r"its cgroup's limit of 1\.4 GB was reached: oom_kill 1"):
+        # Under load the kernel was seen to kill Java 70 ms after the rank, whose memory was not free yet.
+        with pytest.raises(RankFailed, match=r"\A.*(its cgroup's limit of 1\.4 GB was reached: oom_kill 1|OOMKilled)"):
             tr.launch(take_at_once, ranks=2, spark=spark, retries=0, **QUIET)
         with pytest.raises(RankFailed) as caught:
             tr.launch(take, ranks=2, spark=spark, retries=0, **QUIET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tritium.events import MicroBatchScored
 from tritium.gang.driver.told import told
 from tritium.model.signature import Input, Output, Signature
 from tritium.observe.run_directory import EVENTS, OLDER_EVENTS
-from tritium.predict import following, query_run
+from tritium.predict import following, query_run, weights
 from tritium.predict.query_run import QueryRun
 from tritium.ui import prometheus
 from tritium.ui.folder import RunFolder
@@ -34,6 +35,7 @@ def net() -> nn.Linear:
 
 
 TRUSTED = f"{__name__}:net"
+EVERYWHERE = pytest.mark.parametrize("cluster", ["local", "connect"], indirect=True)
 
 
 def parts_of(run_dir: Path) -> dict[str, Any]:
@@ -74,8 +76,9 @@ class Query:
         self.query.processAllAvailable()
 
 
+@EVERYWHERE
 def test_a_query_is_on_the_page_with_its_versions_and_bad_rows(
-    spark: Any, tmp_path: Path, ends: threading.Event, saved_elsewhere: None, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, tmp_path: Path, ends: threading.Event, saved_elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "GRACE", 0.2)
     models, run_dir = str(tmp_path / "models"), tmp_path / "runs" / "bikes"
@@ -83,7 +86,7 @@ def test_a_query_is_on_the_page_with_its_versions_and_bad_rows(
     tr.publish(published, models)
     model = published.follow(models, every=0.1, trusted=TRUSTED)
     model.setParams(on_error="null", run_dir=str(run_dir))
-    query = Query(spark, model.transform, tmp_path)
+    query = Query(cluster.spark, model.transform, tmp_path)
     try:
         query.batch(1, None)
         tr.publish(published, models)
@@ -120,13 +123,14 @@ def test_a_query_is_on_the_page_with_its_versions_and_bad_rows(
     assert json.loads((run_dir / "report.json").read_text())["ok"]
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("good", [0, 2])
 def test_the_error_of_a_query_is_told_also_of_its_first_micro_batch(
-    spark: Any, tmp_path: Path, ends: threading.Event, good: int
+    cluster: Any, tmp_path: Path, ends: threading.Event, good: int
 ) -> None:
     run_dir = tmp_path / "bikes"
     model = tr.Model(net(), SIGNATURE).transformer().setParams(run_dir=str(run_dir))
-    query = Query(spark, model.transform, tmp_path)
+    query = Query(cluster.spark, model.transform, tmp_path)
     for number in range(good):
         query.batch(number)
     with pytest.raises(StreamingQueryException):
@@ -138,6 +142,28 @@ def test_the_error_of_a_query_is_told_also_of_its_first_micro_batch(
     assert "column 'a'" in head["failure"], head["failure"]
     assert "Traceback" in head["whole"]
     assert len(parts_of(run_dir)["scored"]) == min(good, 2)
+
+
+@pytest.mark.parametrize("cluster", ["connect"], indirect=True)
+def test_weights_that_a_query_of_connect_can_not_carry_are_refused_and_its_batches_score(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "CARRIED_BYTES", 100)
+    model = tr.Model(nn.Linear(2, 64), replace(SIGNATURE, outputs=(Output("y", shape=(64,)),))).transformer()
+    with pytest.raises(BadSetting, match=r"foreachBatch\(…\), whose DataFrames are batches"):
+        Query(cluster.spark, model.transform, tmp_path)
+
+    scored = str(tmp_path / "scored")
+
+    def score(batch: Any, _: int) -> None:
+        model.transform(batch).write.mode("append").parquet(scored)
+
+    (tmp_path / "source").mkdir(exist_ok=True)
+    pd.DataFrame({"a": [1.0], "b": 2.0}).to_json(tmp_path / "source" / "1.json", orient="records", lines=True)
+    stream = cluster.spark.readStream.schema("a double, b double").json(str(tmp_path / "source"))
+    query = stream.writeStream.foreachBatch(score).trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    assert cluster.spark.read.parquet(scored).count() == 1
 
 
 def test_another_query_that_fails_is_not_taken_for_it(spark: Any, tmp_path: Path, ends: threading.Event) -> None:

@@ -105,7 +105,7 @@ def score(
     elif followed is not None:
         number, model = followed.newest() or (0, model)
     planned = fields(model.signature, schema)
-    plan, sent = _parts(model, df.sparkSession)
+    plan, sent = _parts(model, df.sparkSession, df.isStreaming)
     inputs = [planned[i.name] for i in model.signature.inputs]
     arrays = [takes_bytes(one) for one in inputs]
     plan["as_bytes"] = (
@@ -278,14 +278,14 @@ def refuse_taken(names: Sequence[str], columns_before: Sequence[str]) -> None:
         )
 
 
-def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
+def _parts(model: Model, spark: Any, streaming: bool) -> tuple[dict[str, Any], Any]:
     """Return the parts from which workers restore the model, and the weights' handle. Sends weights that changed."""
     parts = model.engine.save(by_value=True)
-    now = (weights.session_of(spark), parts.weights.checksums())
+    now = (weights.session_of(spark), streaming, parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
     if known != now:
         name = _weights_name(model, parts)
-        sent = weights.send(spark, name, parts.weights)
+        sent = weights.send(spark, name, parts.weights, streaming)
         _sent[model] = (now, name, sent)
     return _plan(model, parts, name), sent
 

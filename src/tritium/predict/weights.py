@@ -1,7 +1,8 @@
 """The transfer of weights to the executors, and one mapped file of them there (driver; Spark's Python worker).
 
 Classic Spark has broadcasts: the first worker of an executor writes the broadcast to a file in Spark's own scratch
-directory, which Spark removes, and every worker maps that file. Spark Connect has artifacts, which are files already.
+directory, which Spark removes, and every worker maps that file. Spark Connect has artifacts, which are files already,
+but not for the tasks of a streaming query: there the function of the workers carries the weights.
 """
 
 from __future__ import annotations
@@ -11,22 +12,38 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+from tritium.errors import BadSetting
 from tritium.model.engine import Buffer, Weights
 from tritium.model.files import mapped
 from tritium.spark import is_connect
 
+CARRIED_BYTES = 64 << 20
+"""The most bytes of weights that a streaming query of Connect carries. A server takes messages of 128 MB."""
 _artifacts: set[tuple[str, str]] = set()
 
 
-def send(spark: Any, name: str, weights: Weights) -> Any:
-    """Send the weights, and return a handle for `receive`: a broadcast, or the name of a Connect artifact.
+def send(spark: Any, name: str, weights: Weights, streaming: bool) -> Any:
+    """Send the weights, and return a handle for `receive`: a broadcast, the name of a Connect artifact, or themselves.
 
-    name : the file's name, which contains the digest of the weights.
+    name      : the file's name, which contains the digest of the weights.
+    streaming : whether a streaming query is to use them.
+
+    Raises BadSetting where a streaming query can't carry them.
     """
     if not is_connect(spark):
         return spark.sparkContext.broadcast([bytes(piece) for piece in weights.stream()])
+    if streaming:  # Spark gives its tasks the artifacts of a session "default", which has none.
+        pieces = [bytes(piece) for piece in weights.stream()]
+        if (total := sum(map(len, pieces))) > CARRIED_BYTES:
+            raise BadSetting(
+                f"The model's weights are {total / (1 << 20):.0f} MB, and a streaming query of Spark Connect can carry "
+                f"{CARRIED_BYTES >> 20}. Score in writeStream.foreachBatch(…), whose DataFrames are batches, or in a "
+                "classic session."
+            )
+        return SimpleNamespace(value=pieces)  # Executors unpickle it before they have this package.
     artifact = f"tritium-{name}"
     if (spark.session_id, artifact) not in _artifacts:  # Connect refuses an artifact that it has already.
         with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
@@ -95,6 +112,6 @@ def _shared(path: str, sent: Any) -> str:
 
 
 def _pieces(sent: Any) -> Iterable[bytes]:
-    pieces: list[bytes] = sent.value
+    pieces: Iterable[bytes] = sent.value
     vars(sent).pop("_value", None)  # Else Broadcast keeps a second copy in every reused worker.
     return pieces

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from tritium.spark import is_connect
 
 
 def on_micro_batch(
@@ -26,6 +29,7 @@ def on_micro_batch(
     class Listener(StreamingQueryListener):
         def __init__(self) -> None:
             self.runs: set[Any] = set()
+            self.ended = False
             self.started: dict[Any, Any] = {}
             """Run → query of those that may be ours: they have made no progress yet."""
 
@@ -51,8 +55,16 @@ def on_micro_batch(
             if event.runId in self.runs:
                 self.runs.discard(event.runId)
                 if not self.runs:
-                    spark.streams.removeListener(self)
+                    self.ended = True
                     ended(event.exception)
+            if self.ended and not self.runs:
+                leave(self)
+
+    def leave(listener: Listener) -> None:
+        if not is_connect(spark):
+            spark.streams.removeListener(listener)
+        elif not spark.streams.active:  # Its client waits in there for this thread, which events of others would block.
+            threading.Thread(target=spark.streams.removeListener, args=(listener,), daemon=True).start()
 
     def _plan(query: Any) -> str:
         """Return the text of a failed query's exception, which has its plan; "" where the session has ended, too."""

@@ -88,6 +88,10 @@ def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
     first, *rest = str(error).splitlines()
     assert re.match(r"Rank 1 on \S+ is not where the others wait: its function has returned\.", first)
     assert "It never reached the all_reduce in which ranks 0, 2 wait" in first
+    assert (
+        "Collective number 2: ranks 0, 2 wait in all_reduce of Float [1]; rank 1 has not called it "
+        "(last call: number 1)."
+    ) in rest
     assert [line for line in rest if re.match(r"  rank 0 .*in train\(\) at test_stall\.py:\d+ → all_reduce", line)]
 
 
@@ -112,6 +116,100 @@ def test_a_rank_that_waits_in_another_place_than_the_rest(tmp_path: Path) -> Non
     behind, ahead = (line for line in str(error).splitlines() if line.startswith("  rank"))
     assert re.search(r"rank 1 .*in train\(\) at test_stall\.py:\d+ → wait", behind)
     assert re.search(r"rank 0 .*in train\(\) at test_stall\.py:\d+ → all_reduce", ahead)
+
+
+def test_groups_whose_ranks_wait_for_each_other(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def train() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        pair, value = dist.new_group([0, 2]), torch.ones(2, 3)
+        dist.barrier()
+        mark.touch()
+        if tr.world().rank == 0:
+            dist.all_reduce(value, group=pair)
+        dist.all_reduce(value)
+
+    error = stalled(train, mark, ranks=3, framework="torch")
+    text = str(error)
+    assert re.search(
+        r"Collective number (\d+): ranks 1, 2 wait in all_reduce of Float \[2, 3\]; rank 0 has not called it "
+        r"\(last call: number \d+\)\.\n",
+        text,
+    )
+    assert (
+        "Collective number 1 of the group of ranks 0, 2: rank 0 waits in all_reduce of Float [2, 3]; rank 2 has not "
+        "called it (no call yet).\n"
+    ) in text
+    assert "Look at the network" not in text
+
+
+def test_ranks_that_hang_after_a_collective_that_all_have_called(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def train() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+        dist.barrier()
+        mark.touch()
+        threading.Event().wait()
+
+    text = str(stalled(train, mark, ranks=3, framework="torch"))
+    assert "Collective number" not in text
+    assert "never reached" not in text
+
+
+def test_a_rank_whose_collectives_cant_be_read(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def train() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if tr.world().rank == 1:
+            torch._C._distributed_c10d._dump_fr_trace_json = lambda: b"another form"
+        mark.touch()
+        if tr.world().rank == 0:
+            dist.all_reduce(torch.ones(1))
+        threading.Event().wait()
+
+    error = stalled(train, mark, framework="torch")
+    assert re.search(r"rank 0 waits in all_reduce of Float \[1\]; rank 1 does not answer\.\n", str(error))
+    assert "The collectives that it has called are not known: JSONDecodeError" in error.stacks[1]
+    assert "in train" in error.stacks[1]
+
+
+def test_a_rank_that_averages_no_gradients_in_shared_memory(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def train() -> None:
+        import numpy as np
+
+        from tritium.frameworks.host_memory import HostMemory
+
+        memory = HostMemory.shared(tr.world())
+        assert memory is not None
+        memory.mean([np.ones(8, "float32")])
+        mark.touch()
+        if tr.world().rank == 1:
+            threading.Event().wait()
+        memory.mean([np.ones(8, "float32")])
+
+    error = stalled(train, mark, ranks=3)
+    assert error.rank == 1
+    assert "It never reached the mean in which ranks 0, 2 wait" in str(error)
+    assert (
+        "Collective number 2: ranks 0, 2 wait in mean of gradients; rank 1 has not called it (last call: number 1).\n"
+    ) in str(error)
 
 
 def test_a_deadlock_between_two_locks(tmp_path: Path) -> None:

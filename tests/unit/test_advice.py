@@ -284,6 +284,7 @@ VARIABLES = {
     "JAX_ENABLE_X64": "https://docs.jax.dev/en/latest/config_options.html#jax_enable_x64",
     "HOROVOD_GPU_OPERATIONS": "https://horovod.readthedocs.io/en/stable/gpus_include.html",
     "HOROVOD_WITH_GLOO": "https://horovod.readthedocs.io/en/stable/install_include.html",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
     "CUDA_VISIBLE_DEVICES": "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
 }
 

@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,9 +42,18 @@ class HostMemory:
         self._others: list[socket.socket] = []
         """On rank 0 a connection to each other rank; on every other rank one to rank 0."""
         self._calls = 0
+        self._waits = False
         self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
         self.failure: Exception | None = None
         """The reason why the memory is closed, where a call has failed."""
+
+    newest: ClassVar[HostMemory | None] = None
+    """The one that was opened last in this process."""
+
+    @property
+    def calls(self) -> tuple[int, bool]:
+        """The number of calls of `mean`, and whether the last one waits for another rank."""
+        return (self._calls + 1) // 2, self._waits
 
     @classmethod
     def shared(cls, place: Place) -> HostMemory | None:
@@ -63,6 +72,7 @@ class HostMemory:
                 and all(place.gather(memory._reaches(opened[0][1])))
                 and _is_well(place, place.gather(memory._problem(memory._exchange)))
             ):
+                cls.newest = memory
                 return memory
         except BaseException:
             memory.close()
@@ -188,6 +198,7 @@ class HostMemory:
         """Wait until every rank has come here with arrays of `size` bytes."""
         self._calls += 1
         mine = _CALL.pack(self._calls, size)
+        self._waits = True
         try:
             if self._rank == 0:
                 calls = {mine, *(_receive(other) for other in self._others)}
@@ -200,6 +211,7 @@ class HostMemory:
         except OSError as error:
             text = f"The connection of rank {self._rank} to another rank ended while they averaged gradients: {error}"
             raise self._failed(ConnectionResetError(text)) from error
+        self._waits = False
         if agreed != mine:
             text = f"Ranks average gradients of different sizes: {size} bytes on rank {self._rank}."
             raise self._failed(RanksDiffer(f"{text} Every rank must make the same model and take the same steps."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tritium.gang.coordinator.collective_calls import CollectiveCalls
 from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.stalls import (
     NO_ANSWER,
@@ -64,8 +65,16 @@ class StallWatch:
         """Take a supervisor's answer, and tell whether it was the last."""
         if number == self._number and self._open:
             self._texts[rank] = message.blob.decode("utf-8", "replace")
+            counts = message.fields.get("calls")
+            calls = None if counts is None else [CollectiveCalls(**fields) for fields in counts]
+            # Who waits for a GPU is in no call of the framework's.
+            waits = next((call.name for call in calls or () if call.waits is not None), "")
             self._answers[rank] = Answer(
-                self._texts[rank], str(message["where"]), str(message["collective"]), str(message["why"])
+                self._texts[rank],
+                str(message["where"]),
+                str(message["collective"]) or waits,
+                str(message["why"]),
+                calls,
             )
         return self._open and len(self._answers) == self._size
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tritium.gang.coordinator.collective_calls import CollectiveCalls, awaited
 from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.process_stats import STATES
 
@@ -132,12 +133,14 @@ class Answer:
     where      : the main thread's, in one line.
     collective : the name of the collective that it waits in.
     why        : the reason when there are none.
+    calls      : the collectives that it has called, by group; None: it has not answered.
     """
 
     text: str = ""
     where: str = ""
     collective: str = ""
     why: str = ""
+    calls: Sequence[CollectiveCalls] | None = None
 
 
 NO_ANSWER = Answer(why="its supervisor does not answer")
@@ -179,14 +182,19 @@ def describe_stall(
 ) -> str:
     """Write the report of a hung rank: the one at fault, what the others wait for, and where every rank is."""
     stopped = f"; its process is {STATES[first.state]}" if first.state in ("T", "D") else ""
-    behind = "" if len(order) == 1 else _behind(first, order, answers) or _together(order, others, answers)
+    ranks = [*order, *others]
+    waits = list(awaited({s.rank: answers.get(s.rank, NO_ANSWER).calls for s in sorted(ranks, key=lambda s: s.rank)}))
+    behind = "" if len(order) == 1 else _behind(first, order, answers)
+    if len(order) > 1 and not behind and not any(wait.behind for wait in waits):
+        behind = _together(order, others, answers)
     seconds = first.quiet + now - first.heard
     if first.finished:
         head = f"rank {first.rank} on {first.host} is not where the others wait: its function has returned"
     else:
         head = f"rank {first.rank} on {first.host} hangs: {first.place()}, no progress for {seconds:.1f} s{stopped}"
-    lines = [line(status, answers.get(status.rank, NO_ANSWER)) for status in [*order, *others]]
-    return "\n".join([f"{head}.{behind}", "", "Where the ranks are:", *(f"  {text}" for text in lines)])
+    calls = ["", *(wait.line() for wait in waits)] if waits else []
+    lines = [line(status, answers.get(status.rank, NO_ANSWER)) for status in ranks]
+    return "\n".join([f"{head}.{behind}", *calls, "", "Where the ranks are:", *(f"  {text}" for text in lines)])
 
 
 def _behind(first: RankStatus, order: list[RankStatus], answers: Mapping[int, Answer]) -> str:

@@ -50,6 +50,7 @@ class RankControl:
         self.progress = progress or ProgressWriter()
         self.trace = trace
         self._on_returned = on_returned
+        self._work = {"returned": self._forsake, "reset": self._reset, "calls": self._tell_calls}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[tuple[str, int], Message] = {}
@@ -76,10 +77,9 @@ class RankControl:
 
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
-            if message.kind in ("returned", "reset"):
+            if (work := self._work.get(message.kind)) is not None:
                 # A thread of its own, as the framework's work may take long and may fail.
-                work = functools.partial(self._reset, message) if message.kind == "reset" else self._forsake
-                threading.Thread(target=work, name=f"tritium-{message.kind}", daemon=True).start()
+                threading.Thread(target=work, args=[message], name=f"tritium-{message.kind}", daemon=True).start()
             with self._changed:
                 self._take(message)
                 self._changed.notify_all()
@@ -110,7 +110,18 @@ class RankControl:
         elif message.kind == "finished":
             self._all_finished = True
 
-    def _forsake(self) -> None:
+    def _tell_calls(self, message: Message) -> None:
+        """Tell how far this rank has come in its collectives."""
+        from tritium.frameworks.collectives import counts
+
+        fields: dict[str, Any]
+        try:
+            fields = {"calls": list(counts(self.assignment["size"]))}
+        except Exception as error:  # noqa: BLE001 - another torch may record otherwise, and a traceback is progress
+            fields = {"problem": f"{type(error).__name__}: {error}"}
+        self.send("calls", number=message["number"], **fields)
+
+    def _forsake(self, _: Message) -> None:
         """End waits for ranks whose functions have returned, and list the connections for them to reset."""
         self._on_returned()
         self.send("connections", json.dumps([ends for ends, _ in connections()]).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import time
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Relay:
         self._rows: Spooler | None = None
         self._pmi: Pmi | None = None
         self.clock = HostClock()
+        self._calls: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def connect(
         self, coordinator: Client, rank: Channel, *, rows: Spooler | None, pmi: Pmi | None, gpus: Listing | None
@@ -154,6 +156,9 @@ class Relay:
             if message.kind == "failed":
                 self._supervisor.on_rank_failed(message)
                 continue
+            if message.kind == "calls":
+                self._calls.put(message)
+                continue
             if message.kind == "ready":
                 if self._listing is not None:
                     assigned = self._listing.assigned()
@@ -172,6 +177,23 @@ class Relay:
                 return
             except WireError:  # `follow_coordinator` reports that the coordinator is gone.
                 return
+
+    def calls(self, number: int, seconds: float) -> dict[str, Any]:
+        """Return the rank's answer how far it has come in its collectives; empty when none comes in so many seconds.
+
+        number : that of this question.
+        """
+        assert self._rank is not None
+        if not self._rank.has_room:  # It does not read, and a message for it would wait.
+            return {}
+        deadline = time.monotonic() + seconds
+        try:
+            self._rank.send("calls", number=number)
+            while (answer := self._calls.get(timeout=max(0.0, deadline - time.monotonic())))["number"] != number:
+                pass  # A late answer to an earlier question.
+        except (WireError, queue.Empty):
+            return {}
+        return answer.fields
 
     def drain(self, is_alive: Callable[[], bool], join: Callable[[float], None]) -> None:
         """Wait until every message that the rank sent before its end is passed on, however slow the network is.

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 0.02
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WRAPPERS = {"wrapper", "inner", "decorate_context", "__exit__", "__enter__"}
-_COLLECTIVE = ("torch/distributed/", "horovod/", "mpi4py/")
+_COLLECTIVE = ("torch/distributed/", "horovod/", "mpi4py/", "tritium/frameworks/host_memory")
 _FRAMES_SEARCHED = 8
 """The innermost frames that are searched for a collective."""
 

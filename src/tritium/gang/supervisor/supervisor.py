@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 2.0
 """The limit for the coordinator's answer to a failure of the supervisor itself."""
+_CALLS_SECONDS = 1.0
+"""The limit for a rank to say how far it has come in its collectives."""
 _QUESTIONS = 5
 """How often the coordinator is asked for its time at the start."""
 STATUS_SECONDS = 1.0
@@ -356,8 +358,11 @@ class Supervisor:
 
     def _send_stacks(self, number: int) -> None:
         text, facts = self._monitor.stacks()
+        answer = self._relay.calls(number, _CALLS_SECONDS)
+        if "problem" in answer:
+            text = f"{text}\nThe collectives that it has called are not known: {answer['problem']}\n"
         with contextlib.suppress(WireError):
-            self._channel.send("stacks", text.encode()[: 1 << 20], number=number, **facts)
+            self._channel.send("stacks", text.encode()[: 1 << 20], number=number, calls=answer.get("calls"), **facts)
 
     # ---- failures
 

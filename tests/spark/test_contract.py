@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,22 @@ def test_what_ranks_print_and_log_and_store_arrives(
     events = (tmp_path / "run/events.jsonl").read_text()
     assert '"values": {"loss": 0.5}' in events
     assert '"values": {"loss": 1.5}' in events
+
+
+def test_a_file_that_rank_0_alone_can_read_comes_to_every_host_once(cluster: Any, tmp_path: Path) -> None:
+    def train() -> tuple[str, str, bytes]:
+        world = tr.world()
+        with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+            file.write(os.urandom(3_000_000))
+            file.flush()
+            (url, *_) = world.gather(f"file://{file.name}")
+            content = Path(file.name).read_bytes() if world.rank == 0 else b""
+            fetched = Path(tr.fetch(url))
+        return world.host, str(fetched.parent), content or fetched.read_bytes()
+
+    answers = launch(cluster, train, env={"TRITIUM_FETCHED": str(tmp_path / "fetched")})
+    assert len({content for *_, content in answers}) == 1
+    assert len(set(answers)) == len({host for host, *_ in answers})
 
 
 def test_two_launches_in_turn_and_the_session_still_answers(cluster: Any) -> None:

@@ -181,7 +181,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "logs": "logs='json'",
             "progress": "progress=False",
             "ui": "ui=True",
-            "trace": "trace=True",
+            "trace": "trace='torch'",
         },
     ),
     "Predictions": (

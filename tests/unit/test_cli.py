@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,22 @@ def test_report_of_a_run(fail: bool, tmp_path: Path) -> None:
     else:
         assert "ended well" in result.output
         assert "train: rows 5, used 5, padded 0, dropped 0, repeated 0" in result.output
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("option", "setting"), [("--trace-torch=5-9", "torch:5-9"), ("--trace", "True"), ("--trace-torch=9-5", "")]
+)
+def test_run_traces(option: str, setting: str, tmp_path: Path) -> None:
+    """A program without rows can't be profiled, and is refused before it starts."""
+    (tmp_path / "train.py").write_text("")
+    shown = tritium_command("run", "--run-dir", str(tmp_path / "run"), option, str(tmp_path / "train.py"))
+    if setting == "True":
+        settings = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])["settings"]
+        assert settings["trace"] is True
+    else:
+        refusal = f"trace={setting!r} profiles steps" if setting else "trace='torch:9-5' is unknown"
+        assert refusal in shown.output
 
 
 def test_report_of_no_run(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Callable[..., Any]:
     name = field.name.replace("_", "-")
     about: dict[str, Any] = {"help": field.metadata["doc"], "default": None}
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
+    if field.name == "trace":
+        text = "The same, with torch's profiler in these steps: --trace-torch 5-9."
+        torch = click.option("--trace-torch", metavar="STEPS", help=text)
+        return lambda function: click.option("--trace/--no-trace", **about)(torch(function))
     if field.name == "ranks":
         return click.option("--ranks", type=_Ranks(), **about)
     if hint is bool:
@@ -118,6 +122,7 @@ def run(
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     data: tuple[tuple[str, str], ...],
+    trace_torch: str | None,
     **fields: Any,
 ) -> None:
     """Run PROGRAM, a script as for torchrun or an MPI program, in the ranks of a gang.
@@ -132,6 +137,8 @@ def run(
         _refuse_misplaced(program, arguments, {name for name in options if name.startswith("--")}, module)
     if compat:
         _import_compat()
+    if trace_torch is not None:
+        fields["trace"] = f"torch:{trace_torch}"
     settings = {
         name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())
     }

@@ -14,6 +14,9 @@ _TENSORFLOW = (
 )
 # It finds no GPU, which matters only to a user who has asked for one.
 _NO_GPU = (rb"[IWE]\d{4} \S+ +\d+ (?:cudart_stub|cuda_platform)\.cc:",)
+# Kineto, torch's profiler, writes these at its start and end (torch 2.13), the second where it finds no GPU.
+_KINETO = (rb"USDT:\S+ \S+ \S+ SyncActivityProfilerHandler\.cpp:",)
+_KINETO_NO_GPU = (rb"ERROR:\S+ \S+ \S+ DeviceProperties\.cpp:",)
 # LightGBM writes the first in a thread of its own, to which no verbosity applies, the second when ranks part.
 _LIGHTGBM = (rb"\[LightGBM\] \[Info\] (?:Listening\.\.\.|Finished linking network in )",)
 
@@ -24,7 +27,7 @@ def noise(env: Mapping[str, str], *, gpus: bool) -> re.Pattern[bytes]:
     env  : the rank's. TF_CPP_MIN_LOG_LEVEL of 0 or 1 there asks for TensorFlow's lines.
     gpus : whether the rank has GPUs of its own.
     """
-    lines: tuple[bytes, ...] = _LIGHTGBM
+    lines = _LIGHTGBM + _KINETO + (() if gpus else _KINETO_NO_GPU)
     if env.get(_LEVEL, "2") not in ("0", "1"):
         lines += _TENSORFLOW + (() if gpus else _NO_GPU)
     return re.compile(rb"^(?:" + b"|".join(lines) + rb").*\n?", re.MULTILINE)

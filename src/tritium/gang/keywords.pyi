@@ -65,10 +65,11 @@ class GangKeywords(TypedDict, total=False):
     logs: Logs
     """How ranks write what Python's `logging` is given, with the levels of the driver: 'text', in the driver's
     format where it has one, or 'json', a line of JSON for each record, with its rank."""
-    trace: bool
+    trace: bool | str
     """Whether to measure where each rank's steps spend their time: the report then says so, with one line on what
     they wait for, and trace.json in the run directory is a timeline of all ranks. Costs a few microseconds for every
-    module of the model and step; on a GPU, each section waits for its end."""
+    module of the model and step; on a GPU, each section waits for its end. "torch": torch's profiler runs in steps 5
+    to 9, too, and the timeline has its operators and kernels; "torch:100-104": in these steps."""
     progress: bool
     """Whether progress is shown: a live display on a terminal, plain lines elsewhere."""
     ui: bool

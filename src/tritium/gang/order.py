@@ -40,7 +40,7 @@ class Order:
     user_code: bytes = b""
     packages: Packages | None = None
     elastic: bool = False
-    trace: bool = False
+    trace: bool | str = False
     result_limit: int = 0
     """Bytes that Spark accepts for all results together, with the log of a coordinator on an executor; 0: any."""
     stall_limit: StallLimit | None = None

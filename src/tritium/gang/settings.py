@@ -16,6 +16,7 @@ from tritium.errors import BadSetting
 from tritium.frameworks import NAMES, find
 from tritium.frameworks.framework import Framework
 from tritium.hints import nearest, question
+from tritium.observe.trace import profiled
 from tritium.shown import call, changed_fields
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -182,11 +183,12 @@ class Gang:
         "How ranks write what Python's `logging` is given, with the levels of the driver: 'text', in the driver's "
         "format where it has one, or 'json', a line of JSON for each record, with its rank.",
     )
-    trace: bool = _field(
+    trace: bool | str = _field(
         False,
         "Whether to measure where each rank's steps spend their time: the report then says so, with one line on what "
         "they wait for, and trace.json in the run directory is a timeline of all ranks. Costs a few microseconds for "
-        "every module of the model and step; on a GPU, each section waits for its end.",
+        'every module of the model and step; on a GPU, each section waits for its end. "torch": torch\'s profiler '
+        'runs in steps 5 to 9, too, and the timeline has its operators and kernels; "torch:100-104": in these steps.',
     )
     progress: bool = _field(True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere.")
     ui: bool = _field(
@@ -245,15 +247,14 @@ class Gang:
             ("logs", ("text", "json")),
             ("on_stall", ("end", "report")),
             ("mixed", ("refuse", "allow")),
-            *((name, (True, False)) for name in ("persist", "trace", "progress", "ui")),
+            *((name, (True, False)) for name in ("persist", "progress", "ui")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
         yield from self._wrong_framework()
+        yield from self._wrong_trace()
         if self.on == "here" and self.ranks not in (1, (1, 1)):
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
-        if self.on == "here" and self.trace:
-            yield 'trace=True hooks into torch, which on="here" would leave in this process; on="driver" can be traced.'
         for name in ("start_timeout", "stall_timeout", "replacement_timeout", "max_runtime"):
             value = getattr(self, name)
             if value is None and name in ("replacement_timeout", "max_runtime"):
@@ -315,6 +316,24 @@ class Gang:
             yield f"framework={self.framework!r:.80} must be one of {', '.join(map(repr, NAMES))}, or None."
         elif (framework := find(self.framework)) is not None:
             yield from framework.wrong(self.least if isinstance(self.ranks, int | tuple) else 1)
+            if profiled(self.trace) and not framework.tensors:
+                others = [repr(name) for name in NAMES if getattr(find(name), "tensors", False)]
+                yield (
+                    f"trace={self.trace!r} is torch's profiler, for framework={', '.join(others)} or None. With "
+                    f"{framework.name!r}, trace= is True or False."
+                )
+
+    def _wrong_trace(self) -> Any:
+        if self.trace not in (True, False) and not profiled(self.trace):
+            yield (
+                f"trace={self.trace!r} is unknown; choose one of True, False, 'torch', or 'torch:100-104' for torch's "
+                "profiler in other steps than 5 to 9."
+            )
+        elif self.on == "here" and self.trace:
+            yield (
+                f'trace={self.trace!r} hooks into torch, which on="here" would leave in this process; on="driver" can '
+                "be traced."
+            )
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:

@@ -8,7 +8,7 @@
                     ranks.json         what each rank does now, its peak memory and use of GPUs; while the run goes on
                     report.json        written when the run has ended: see report.py
                     report.html        the same for people: see page.py
-                    trace.json         with trace=True, a timeline: see timeline.py
+                    trace.json         with trace=, a timeline: see timeline.py
                     …                  files that ranks stored
 
 A number that JSON does not have is written as the string "NaN", "Infinity" or "-Infinity".

@@ -10,6 +10,7 @@ import base64
 import itertools
 import json
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +37,7 @@ from tritium.observe.trace import SPANS
 _DRIVER = 1_000_000
 """The number of the driver's process, above those of all ranks; executors follow it."""
 _STEPS, _BESIDE = 0, 1
-"""The tracks of a rank: its steps, and what happens beside them."""
+"""The tracks of a rank: its steps, and what happens beside them. Those of torch's profiler follow."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +79,49 @@ def _events(path: Path, run: str) -> Iterator[Event]:
 
 
 def _of_ranks(folder: Path, errors: dict[str, float | None]) -> Iterator[dict[str, Any]]:
-    """Yield the spans of the ranks' steps, on the coordinator's clock; `errors` gets the largest error of each."""
+    """Yield the spans of the ranks' steps and the events of torch's profiler, on the coordinator's clock.
+
+    errors : gets the largest error of each rank.
+    """
     for path in sorted(folder.glob("rank-*.jsonl")):
         rank = int(path.stem.partition("-")[2])
+        tracks: dict[str, int] = {}
         with open(path, encoding="utf-8") as file:
             for clock in map(json.loads, file):
                 if (error := clock["error"]) is not None:
                     error = max(round(error, 6), errors.get(f"rank {rank}") or 0.0)
                 errors[f"rank {rank}"] = error
-                for number, start, end, step in struct.iter_unpack("=4d", base64.b64decode(clock["spans"])):
+                body, zero = base64.b64decode(clock["spans"]), clock["epoch"] + clock["offset"]
+                if clock.get("torch"):
+                    yield from _of_torch(json.loads(zlib.decompress(body)), zero * 1e6, rank, tracks)
+                    continue
+                for number, start, end, step in struct.iter_unpack("=4d", body):
                     name = SPANS[int(number)]
-                    first, last = (round((clock["epoch"] + clock["offset"] + moment) * 1e6) for moment in (start, end))
+                    first, last = (round((zero + moment) * 1e6) for moment in (start, end))
                     args = {"args": {"step": int(step)}} if name == "step" else {}
                     yield _span(name, rank, _STEPS, first, last - first) | args
+
+
+def _of_torch(
+    events: Iterable[dict[str, Any]], zero: float, rank: int, tracks: dict[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Yield events of torch's profiler, which has spans and the arrows between them.
+
+    zero   : the microseconds since 1970 from which their times count.
+    tracks : the numbers of the tracks by name.
+    """
+    for event in events:
+        track = event.pop("track")
+        if track not in tracks:
+            tracks[track] = _BESIDE + 1 + len(tracks)
+            yield _about("thread_name", rank, tracks[track], name=track)
+        start, end = (round(zero + event["ts"] + length) for length in (0, event.get("dur", 0)))
+        entry = {**event, "ts": start, "pid": rank, "tid": tracks[track]}
+        if "dur" in event:  # Both ends are rounded, so that what lies within another span still does.
+            entry["dur"] = end - start
+        if "id" in event:  # Ranks must not share the numbers of arrows.
+            entry["id"] += rank << 32
+        yield entry
 
 
 def _of_events(events: Iterable[Event], places: dict[int, str]) -> Iterator[dict[str, Any]]:

@@ -6,12 +6,13 @@ innermost counts.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 Section = Literal[
     "wait for data", "copy to device", "forward", "backward", "communicate", "optimizer", "rows to arrive"
@@ -27,7 +28,26 @@ _AT_ONCE, _FLUSH_SECONDS = 4096, 2.0
 """So many spans, or those of so many seconds, are sent at once."""
 _AT_FULL = 20_000
 """So many spans are recorded of every step, as many more of every second one, then of every fourth, and so on."""
+_PROFILED = re.compile(r"torch(?::(\d{1,9})-(\d{1,9}))?")
+_FIRST, _LAST = 5, 9
+"""The steps that are profiled by default: the first ones allocate memory, choose kernels and connect."""
 T = TypeVar("T")
+
+
+def profiled(trace: bool | str) -> range:
+    """Return the steps that `trace="torch"` or `trace="torch:100-104"` profiles; none for any other value."""
+    match = _PROFILED.fullmatch(trace) if isinstance(trace, str) else None
+    return range(0) if match is None else range(int(match[1] or _FIRST), int(match[2] or _LAST) + 1)
+
+
+class Profiler(Protocol):
+    """A profiler of chosen steps."""
+
+    def on_step(self, step: int | None) -> None:
+        """Take the number of the step that begins; None: an epoch has ended."""
+
+    def on_returned(self) -> None:
+        """Take that the function has returned."""
 
 
 class Trace:
@@ -57,6 +77,7 @@ class Trace:
         """Called before the first batch, when the framework to hook into has been imported."""
         self.waited_in_backward: Callable[[], float] = float
         """Returns the seconds of "backward" in which the rank only waited for the exchange of gradients."""
+        self.profiler: Profiler | None = None
 
     def batches(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield the same batches; each counts as a step."""
@@ -70,6 +91,7 @@ class Trace:
                 with self.within("wait for data"):
                     batch = next(batches)
             except StopIteration:
+                self._tell_profiler(None)
                 self._ended, self._kept = self._clock(), dict(self._spent)
                 self._records = False  # This was no step: there was no further batch.
                 self.flush()
@@ -121,7 +143,15 @@ class Trace:
             self._spans.extend((0.0, self._step_begun, now, self._steps - 1))
         if len(self._spans) >= _AT_ONCE * SPAN_NUMBERS or (self._spans and now - self._flushed >= _FLUSH_SECONDS):
             self.flush()
-        self._step_begun, self._records = now, self._steps % self._every == 0
+        self._tell_profiler(self._steps)
+        self._step_begun, self._records = self._clock(), self._steps % self._every == 0
+
+    def _tell_profiler(self, step: int | None) -> None:
+        """Let a profiler begin or end, which takes up to seconds; they are no step's."""
+        if self.profiler is not None and threading.get_ident() == self._thread:
+            begun = self._clock()
+            self.profiler.on_step(step)
+            self._begun += self._clock() - begun
 
     def flush(self) -> None:
         """Send the spans that are recorded and not sent. May be called when the function has failed, too."""

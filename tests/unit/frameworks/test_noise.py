@@ -20,6 +20,8 @@ NO_GPU = """\
 I0000 00:00:1795865898.168110   12079 cudart_stub.cc:31] Could not find cuda drivers, GPU will not be used.
 E0000 00:00:1795865906.917846   12077 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: (303)
 """
+KINETO = "USDT:2026-11-29 09:09:16 21641:21641 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
+KINETO_NO_GPU = "ERROR:2026-11-29 09:09:16 21641:21641 DeviceProperties.cpp:50] gpuGetDeviceCount failed with code 35\n"
 CONNECTING = "[LightGBM] [Info] Listening...\n[LightGBM] [Info] Finished linking network in 0.001684 seconds\n"
 KEPT = """\
 E0000 00:00:1795865906.917846   12077 collective_ops.cc:52] a real error
@@ -35,6 +37,9 @@ def test_lines_that_tell_nothing_are_left_out() -> None:
         "who asks for a GPU is told that none is found"
     )
     assert noise({"TF_CPP_MIN_LOG_LEVEL": "3"}, gpus=False).sub(b"", text) == KEPT.encode()
+    profiled = (KINETO + KINETO_NO_GPU + KEPT).encode()
+    assert noise({}, gpus=False).sub(b"", profiled) == KEPT.encode()
+    assert noise({}, gpus=True).sub(b"", profiled) == (KINETO_NO_GPU + KEPT).encode()
     asked = noise({"TF_CPP_MIN_LOG_LEVEL": "0"}, gpus=False)
     assert asked.sub(b"", text) == (AT_IMPORT + NO_GPU + KEPT).encode()
 

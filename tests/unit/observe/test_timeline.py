@@ -7,8 +7,10 @@ import io
 import json
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 import tritium as tr
 from tritium.errors import RankFailed
 from tritium.events import CheckpointSaved, GangFormed, GangStalled, GangStarted, Note, RowsCounted, stamped
+from tritium.frameworks import torch_profile
 from tritium.gang.supervisor.host_clock import HostClock
 from tritium.observe.timeline import SparkTask, write
 from tritium.observe.trace import SPANS, Trace
@@ -31,7 +34,7 @@ def checked(text: str) -> dict[str, Any]:
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for entry in timeline["traceEvents"]:
         assert {"name", "ph", "ts", "pid", "tid"} <= entry.keys(), entry
-        assert entry["ph"] in "XiCM", entry
+        assert entry["ph"] in "XiCMsf", entry
         assert isinstance(entry["ts"], int), entry
         if entry["ph"] == "X":
             assert entry["dur"] >= 0, entry
@@ -151,6 +154,138 @@ def test_events_and_spark_tasks_and_clocks_that_differ(tmp_path: Path) -> None:
     assert lanes == [0, 1, 0]
     names = {entry["args"]["name"] for entry in timeline["traceEvents"] if entry["name"] == "process_name"}
     assert names == {"rank 0 on host0", "rank 1 on host1", "driver", "Spark's executor 0 on host0"}
+
+
+def train_with_torch(batch_size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 4))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for epoch in tr.world().shard("train").epochs(3, batch_size=batch_size):
+        for batch in epoch:
+            net(batch["x"].unsqueeze(1)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def profiled(folder: Path, setting: str, batch_size: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"on": "driver", "progress": False, "framework": "torch", "run_dir": str(folder)}
+    tr.launch(train_with_torch, ranks=2, args=(batch_size,), data={"train": TABLE}, trace=setting, **options)
+    return checked((folder / "trace.json").read_text())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("setting", "steps"), [("torch", range(5, 10)), ("torch:8-11", range(8, 12))])
+def test_operators_of_torch_lie_in_the_steps_that_were_chosen(setting: str, steps: range, tmp_path: Path) -> None:
+    timeline = profiled(tmp_path, setting, 10)  # An epoch has ten steps.
+    entries = timeline["traceEvents"]
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in entries if e["name"] == "thread_name"}
+    for rank in range(2):
+        spans = [entry for entry in entries if entry["ph"] == "X" and entry["pid"] == rank]
+        of_steps = {e["args"]["step"]: (e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "step"}
+        assert len(of_steps) == 30
+        operators = [e for e in spans if e["name"].startswith("aten::")]
+        assert all(tracks[rank, e["tid"]].startswith("torch, CPU, thread ") for e in operators)
+        error = timeline["otherData"]["clock error of each rank, seconds"][f"rank {rank}"]
+        slack = 2 * error * 1e6 + 1  # The clock of spans and that of operators are read apart; both are rounded.
+        for step in steps:
+            start, end = of_steps[step]
+            within = {e["name"] for e in operators if start - slack <= e["ts"] and e["ts"] + e["dur"] <= end + slack}
+            assert {"aten::linear", "aten::mean"} <= within, (step, within)
+        first, last = of_steps[steps[0]][0], of_steps[steps[-1]][1]
+        assert all(first - slack <= e["ts"] and e["ts"] + e["dur"] <= last + slack for e in operators)
+    arrows = [entry["id"] for entry in entries if entry["ph"] == "s"]
+    assert arrows
+    assert len(set(arrows)) == len(arrows), "an arrow leads from one rank to another"
+    assert not (tmp_path / "spans").exists()
+
+
+@pytest.mark.processes
+def test_that_no_step_was_profiled_is_told(tmp_path: Path) -> None:
+    timeline = profiled(tmp_path, "torch:6-9", 50)  # There are six steps.
+    assert not [entry for entry in timeline["traceEvents"] if entry["name"].startswith("aten::")]
+    notes = json.loads((tmp_path / "report.json").read_text())["notes"]
+    assert [note for note in notes if "has profiled no step" in note] == [
+        "trace='torch:6-9' has profiled no step: steps 6 to 9 were to be profiled, and rank 0 took 6 batches. Choose "
+        'other steps: trace="torch:0-4"'
+    ]
+
+
+def test_events_of_torch_get_the_gangs_clock_and_the_tracks_of_their_rank(tmp_path: Path) -> None:
+    (tmp_path / "spans").mkdir()
+    cpu, gpu = "torch, CPU, thread 7", "torch, GPU 0, stream 7"
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::linear", "ts": 10.4, "dur": 5.3, "track": cpu}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 12.0, "dur": 2.0, "track": gpu}
+    arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 3, "ts": 11.0, "track": cpu}
+    at = 1_700_000_000
+    for rank, offset in ((0, 0.0), (1, -3600.0)):
+        body = base64.b64encode(zlib.compress(json.dumps([operator, arrow, kernel]).encode())).decode()
+        line = json.dumps({"epoch": at - offset, "offset": offset, "error": 0.001, "torch": True, "spans": body})
+        (tmp_path / "spans" / f"rank-{rank}.jsonl").write_text(f"{line}\n")
+    (tmp_path / "events.jsonl").write_text("")
+    file = io.StringIO()
+    write(tmp_path, file, run="r", tasks=[])
+    entries = checked(file.getvalue())["traceEvents"]
+    for rank in range(2):
+        of_rank = {entry["name"]: entry for entry in entries if entry["pid"] == rank and entry["ph"] != "M"}
+        zero = at * 1_000_000
+        assert (of_rank["aten::linear"]["ts"], of_rank["aten::linear"]["dur"]) == (zero + 10, 6)
+        assert (of_rank["gemm"]["ts"], of_rank["gemm"]["dur"]) == (zero + 12, 2)
+        assert of_rank["ac2g"]["id"] % 2**32 == 3
+        assert {of_rank["aten::linear"]["tid"], of_rank["ac2g"]["tid"]} == {2}
+        assert of_rank["gemm"]["tid"] == 3
+    assert len({entry["id"] for entry in entries if entry["ph"] == "s"}) == 2
+    names = [entry["args"]["name"] for entry in entries if entry["name"] == "thread_name"]
+    assert names == [cpu, gpu] * 2
+
+
+@pytest.mark.processes  # It imports torch.
+def test_of_many_events_of_torch_the_first_ones_are_kept_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch_profile, "MOST_EVENTS", 80)
+    kept: list[dict[str, Any]] = []
+    notes: list[str] = []
+    trace = Trace()
+    trace.on_spans = lambda body, *, torch=False, **_: kept.extend(json.loads(zlib.decompress(body)) if torch else ())
+    place: Any = SimpleNamespace(rank=3, size=4, note=notes.append)
+    trace.profiler = torch_profile.StepProfiler(trace, "torch:1-2", place)
+    values = torch.ones(3)
+    for _ in range(2):  # Two epochs of two steps: the second begins with step 2.
+        for _ in trace.batches(iter(range(2))):
+            for _ in range(30):
+                values = values.sin()
+    trace.profiler.on_returned()
+    assert len(kept) == 20
+    assert {event["name"] for event in kept} == {"aten::sin"}
+    times = [event["ts"] for event in kept]
+    assert times == sorted(times)
+    (note,) = notes
+    assert "rank 3 is cut: trace.json keeps 80 events of all 4 ranks, the first 20 of each" in note
+    assert 'Profile fewer steps: trace="torch:1-1"' in note
+
+
+def test_the_time_of_a_profiler_is_no_steps() -> None:
+    clock = [100.0]
+
+    class Slow:
+        def on_step(self, step: int | None) -> None:
+            clock[0] += 50
+
+        def on_returned(self) -> None:
+            pass
+
+    trace = Trace(lambda: clock[0])
+    trace.on_spans = lambda body, epoch: None
+    trace.profiler = Slow()
+    for _ in trace.batches(iter(range(3))):
+        clock[0] += 2
+    report = trace.report()
+    assert report is not None
+    assert report["seconds"]["other"] == 3 * 2
 
 
 def test_the_fastest_answer_sets_a_clock_until_it_is_old() -> None:

@@ -40,8 +40,8 @@ class Reports:
             self._gang.observer.output(member.best_number, text)
 
     def on_spans(self, member: Member, message: Message) -> None:
-        """Record spans of a rank's steps with the clock of its host, as one line of JSON."""
-        facts = {name: message.fields.get(name) for name in ("epoch", "offset", "error")}
+        """Record spans of a rank's steps, or events of torch's profiler, with the clock of its host: a line of JSON."""
+        facts = {name: message.fields.get(name) for name in ("epoch", "offset", "error", "torch")}
         line = json.dumps({**facts, "spans": base64.b64encode(message.blob).decode()})
         self._gang.observer.spans(member.number, f"{line}\n".encode())
 

@@ -23,6 +23,7 @@ from tritium.gang.packages import Packages
 from tritium.gang.settings import Gang, showing
 from tritium.observe.run_directory import new_run_dir
 from tritium.observe.runs import growth
+from tritium.observe.trace import profiled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Type checkers bring it along; it is not a dependency.
@@ -164,6 +165,12 @@ def prepared(
     framework = frameworks.find(gang.framework)
     if data and framework is not None and framework.no_rows:
         raise BadSetting(framework.no_rows, setting="data")
+    if profiled(gang.trace) and not data:
+        raise BadSetting(
+            f"trace={gang.trace!r} profiles steps, which are the batches of world.shard(name), and this launch has no "
+            "data=. Give it the rows as data={'train': df}, or use torch.profiler in the function.",
+            setting="trace",
+        )
     imports = programs.imports(fn, (*args, *(kwargs or {}).values()), gang.py_files)
     if gang.most > 1 and (unnamed := frameworks.unnamed(framework, imports)):
         warnings.warn(unnamed, TritiumWarning, stacklevel=stacklevel)

@@ -143,11 +143,17 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
         finish_checkpoints(world)
         return result
 
+    if (trace := control.trace) is not None and isinstance(settings["trace"], str):
+        from tritium.frameworks.torch_profile import StepProfiler
+
+        trace.profiler = StepProfiler(trace, settings["trace"], world)
     if framework is not None:
         control.progress.enter(f"setting up {framework.name}", "wait")
     result = call() if framework is None else framework.run(world, call)
-    if control.trace is not None and (sections := control.trace.report()) is not None:
+    if trace is not None and (sections := trace.report()) is not None:
         control.tell(made("trace", {**sections, "rank": world.rank}))
+    if trace is not None and trace.profiler is not None:
+        trace.profiler.on_returned()
     control.progress.enter("returning its result")
     size = _return(result, world, settings)
     _flush()

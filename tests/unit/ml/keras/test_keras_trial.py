@@ -69,6 +69,10 @@ def test_steps_that_are_not_compiled_are_refused_for_several_ranks_on_jax() -> N
     check(2, "torch")
 
 
+def test_torchs_profiler_is_refused() -> None:
+    assert "With 'keras', trace= is True or False." in refused(trace="torch", on="driver")
+
+
 # ---- inputs
 
 

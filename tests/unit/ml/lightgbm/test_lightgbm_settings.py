@@ -42,6 +42,7 @@ def refused(kind: str, **settings: Any) -> str:
     ("kind", "settings", "says"),
     [
         ("regressor", {"num_leaves": 1}, "num_leaves=1 must be a whole number of at least 2."),
+        ("regressor", {"trace": "torch", "on": "driver"}, "With 'lightgbm', trace= is True or False."),
         ("regressor", {"learning_rate": 0}, "learning_rate=0 must be a number above 0."),
         ("regressor", {"feature_fraction": 1.5}, "feature_fraction=1.5 must be a number above 0 and at most 1."),
         ("regressor", {"bagging_fraction": 0.5}, "does nothing with bagging_freq=0. Give bagging_freq=1."),

@@ -18,6 +18,8 @@ import pytest
 
 import tritium as tr
 from clusters import COMMON, SMALL, in_pods, wait
+from kubernetes_cluster import NODE_BYTES
+from kubernetes_image import SPARK
 from tritium.errors import NotEnoughSlots, RankFailed, StartTimeout
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["kubernetes-bare"], indirect=True)]
@@ -172,7 +174,29 @@ def test_a_node_that_is_cut_off_is_given_up_and_its_pod_is_named(kubernetes: Any
             assert [size for size, _ in run.result(200)] == [2, 2]
 
 
-def test_a_pod_that_goes_with_notice_costs_neither_a_step_nor_a_retry(kubernetes: Any) -> None:
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def urgent(kubernetes: Any) -> Iterator[dict[str, Any]]:
+    """Return a pod that needs most of a node, of a PriorityClass above that of executors."""
+    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}}
+    kubernetes.call("POST", CLASSES, {**priority, "value": 1000, "globalDefault": False})
+    memory = {"requests": {"memory": f"{(NODE_BYTES >> 20) - 1024}Mi"}}
+    container = {"name": "urgent", "image": SPARK, "imagePullPolicy": "Never", "resources": memory}
+    container["command"] = ["sleep", "600"]
+    spec = {"priorityClassName": "urgent", "containers": [container], "terminationGracePeriodSeconds": 0}
+    yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec}
+    with contextlib.suppress(urllib.error.HTTPError):
+        kubernetes.call("DELETE", f"{PODS}/urgent")
+    kubernetes.call("DELETE", f"{CLASSES}/urgent")
+
+
+@pytest.mark.parametrize("by", ["kubectl delete", "a PriorityClass"])
+def test_a_pod_that_goes_with_notice_costs_neither_a_step_nor_a_retry(
+    kubernetes: Any, urgent: dict[str, Any], by: str
+) -> None:
     def train() -> int:
         world = tr.world()
         saved = world.checkpoint.load()
@@ -190,7 +214,10 @@ def test_a_pod_that_goes_with_notice_costs_neither_a_step_nor_a_retry(kubernetes
         with in_pods(kubernetes, **conf) as spark, tr.submit(train, spark=spark, **settings) as run:
             wait(lambda: run.status == "running", "the gang has formed")
             time.sleep(2)
-            kubernetes.delete(kubernetes.pods()[-1]["metadata"]["name"])
+            if by == "a PriorityClass":
+                kubernetes.call("POST", PODS, urgent)
+            else:
+                kubernetes.delete(kubernetes.pods()[-1]["metadata"]["name"])
             assert noted(run, "Spark decommissions executor")
             first, second = run.result(200)
     assert first == second > 5

@@ -254,6 +254,7 @@ def test_a_streaming_query_that_scores(scheme: str, page: Any, tmp_path: Path) -
         open_run(page, address)
         shows(page, "#headline", "model version 7, micro-batch 0: 100 rows in 0.50 s")
         assert page.is_hidden("#all-ranks")
+        assert page.is_hidden("#x")  # All of a query's charts are over time.
         assert page.locator("#ranges tbody td").all_inner_texts() == ["a", "25 %", "-1.5", "41"]
         scored(1, 400)
         shows(page, "#batches tbody tr:nth-child(1)", "400")
@@ -270,6 +271,24 @@ def test_a_streaming_query_that_scores(scheme: str, page: Any, tmp_path: Path) -
         shows(page, "#headline", "The query failed: ")
         shows(page, "#headline", "no picture")
         assert page.inner_text("#status") == "failed"
+
+
+KEEP_TEXTS = """
+const write = CanvasRenderingContext2D.prototype.fillText;
+window.written = new Set();
+CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+  window.written.add(text);
+  return write.call(this, text, ...more);
+};
+"""
+
+
+def test_ticks_of_small_numbers_are_told_apart(page: Any, trained: Path) -> None:
+    page.add_init_script(KEEP_TEXTS)
+    with served(str(trained)) as address:
+        open_run(page, address)
+        page.wait_for_selector("figcaption >> text=learning_rate")
+        page.wait_for_function("window.written.has('0.0015')")
 
 
 def test_charts_by_keyboard(page: Any, trained: Path) -> None:

@@ -298,6 +298,7 @@ function renderCharts() {
     if (!groups.has(group)) groups.set(group, []);
     groups.get(group).push(name);
   }
+  for (const id of ["x", "log"]) at(id).parentElement.hidden = !Object.keys(parts).some((name) => name.startsWith("metric "));
   at("numbers").hidden = !Object.keys(parts).some((name) => /^(metric|rate|scored) /.test(name));
   for (const title of [...charts.keys()]) if (!groups.has(title)) dropChart(title);
   for (const [title, names] of groups) draw(title, names);
@@ -345,7 +346,8 @@ function options(title, names, box) {
   }));
   return {
     width: box.clientWidth || 400, height: CHART_HEIGHT, series: [{ label: times ? "time" : at("x").value === "metric" ? "step" : "epoch" }, ...series],
-    axes: [axis, { ...axis, size: 60 }],
+    // The library would round to three digits after the point: a learning rate of 0.0001 would be 0.
+    axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
     scales: { x: { time: times }, y: { distr: at("log").checked && !times ? 3 : 1 } },
     legend: { live: true }, cursor: { drag: { x: true, y: false } },
     hooks: {

@@ -5,13 +5,13 @@ BIN := .venv/bin
 # Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
-TEST = tests/spark tests/estimators tests/unit tests/flyte/local
+TEST = tests/spark tests/estimators tests/unit tests/fuzz tests/flyte/local
 REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers tests/kubernetes
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest managers kubernetes test-all horovod trackers oldest matrix faults oracle chaos lint format types imports docs bench clean constraints examples keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest managers kubernetes test-all horovod trackers oldest matrix faults oracle chaos fuzz audit lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -53,7 +53,7 @@ rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and 
 managers: setup  ## the contract on a real YARN of two hosts (Maven fetches it the first time), and on Kubernetes where it was made
 	@TRITIUM_KINDS="yarn kubernetes" $(BIN)/python -m pytest -q -rs -k "yarn or kubernetes" tests/spark
 
-test-all: test rest ## every test
+test-all: test rest audit ## every test, and known vulnerabilities of the dependencies
 
 kubernetes: setup ## a real Kubernetes of two nodes, as root: Go compiles it the first time (11 minutes of a core); then its tests
 	@scripts/kubernetes.sh >/dev/null
@@ -86,6 +86,13 @@ chaos: setup     ## CHAOS_ROUNDS=20 trainings hit by random faults; CHAOS_SEED=1
 	@mkdir -p artifacts && rm -f artifacts/chaos.jsonl
 	@CHAOS_FIGURES=$(CURDIR)/artifacts/chaos.jsonl CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_SEED=$${CHAOS_SEED:-$$(date +%s)} \
 	  $(BIN)/python -m pytest $(if $(filter 1,$(CHAOS_ROUNDS)),-s,-n $(or $(WORKERS),2)) tests/chaos
+
+fuzz: setup      ## damaged bytes into each reader (wire, checkpoint, spool, model) for SECONDS=600; READER=wire SEED=1234 repeats one case
+	@FUZZ_SECONDS=$(if $(SEED),$(SECONDS),$(or $(SECONDS),600)) FUZZ_SEED=$${SEED:-$$(date +%s)000} \
+	  $(BIN)/python -m pytest -q -rP -n $(or $(WORKERS),2) -k "$(READER)" tests/fuzz
+
+audit: setup     ## known vulnerabilities of the pinned dependencies, by pip-audit; skipped, with the reason, where nobody answers
+	@scripts/audit.sh
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -46,6 +46,9 @@ _KEYS = re.compile(
     r"""([?&](?:[\w.-]*(?:token|secret|passw|signature|credential|key)[\w.-]*|sig)=)[^\s&'"#\\]+""", re.IGNORECASE
 )  # A backslash ends it: in JSON it is part of the quotation mark after a URL.
 
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What Python raises where JSON, or bytes that it describes, are not of the form that their reader expects."""
+
 
 def masked(text: str) -> str:
     """Return `text` without the passwords and keys of the URLs in it: `s3://***@bucket/runs?token=***`."""

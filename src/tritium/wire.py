@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritium.errors import TooLarge, WireError
+from tritium.errors import MALFORMED, TooLarge, WireError
 
 MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
@@ -64,9 +64,15 @@ class Message:
             raise WireError(f"A {self.kind!r} message lacks the field {name!r}.") from None
 
     def parts(self) -> list[bytes]:
-        """Return the blob in pieces of the field `lengths`, as the answer to an all-gather holds the ranks' values."""
-        parts, start = [], 0
-        for length in self["lengths"]:
+        """Return the blob in pieces of the field `lengths`, as the answer to an all-gather holds the ranks' values.
+
+        Raises WireError where they are not lengths that make up the blob.
+        """
+        parts, start, lengths = [], 0, self["lengths"]
+        whole = isinstance(lengths, list) and all(type(length) is int and length >= 0 for length in lengths)
+        if not whole or sum(lengths) != len(self.blob):
+            raise WireError(f"A {self.kind!r} message of {len(self.blob):,} bytes has the lengths {lengths!r:.100}.")
+        for length in lengths:
             parts.append(self.blob[start : start + length])
             start += length
         return parts
@@ -179,7 +185,7 @@ def _message(header: bytes, blob: bytes) -> Message:
     try:
         fields = json.loads(header)
         kind = fields.pop("kind")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise WireError(f"A frame's header is no message: {header[:80]!r}.") from error
     if not isinstance(kind, str):
         raise WireError(f"A frame's kind is {kind!r}, not a name.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import socket
 import struct
 import threading
@@ -128,51 +127,6 @@ class TestCodes:
     def test_a_frame_of_another_connection_is_refused(self) -> None:
         assert read(stream(MESSAGES[:1], key=b"x" * 32))[1] is not None
         assert read(stream(MESSAGES[:1], key=None) + bytes(CODE))[1] is not None
-
-
-def mutate(data: bytes, chance: random.Random) -> bytes:
-    """Return `data` with one error: bits, bytes lost, added, doubled, or exchanged; or cut short."""
-    at, size = chance.randrange(len(data)), chance.randint(1, 40)
-    piece = data[at : at + size]
-    return chance.choice(
-        [
-            data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :],
-            data[:at] + data[at + size :],
-            data[:at] + chance.randbytes(size) + data[at:],
-            data[:at] + piece + data[at:],
-            data[:at] + chance.randbytes(len(piece)) + data[at + size :],
-            data[:at],
-            data[:8] + data[at:] + data[8:at],
-        ]
-    )
-
-
-class TestFuzz:
-    def test_2000_damaged_streams_yield_only_what_was_sent(self) -> None:
-        chance = random.Random(20261)
-        refused = 0
-        for _ in range(2000):
-            sent = chance.sample(MESSAGES, chance.randint(1, 3))
-            whole = stream(sent)
-            data = mutate(whole, chance)
-            seen, error = read(data)
-            assert seen == sent[: len(seen)]  # nothing that was not sent, and nothing out of its order
-            if len(seen) == len(sent):  # then the damage lies behind the last frame, or there is none
-                assert data.startswith(whole)
-            refused += error is not None
-        assert refused > 800  # the others wait for bytes that never come
-
-    def test_2000_damaged_streams_without_codes_raise_nothing_but_wire_errors(self) -> None:
-        chance = random.Random(20262)
-        for _ in range(2000):
-            sent = chance.sample(MESSAGES, chance.randint(1, 3))
-            seen, _ = read(mutate(stream(sent, key=None), chance), key=None)
-            assert all(isinstance(message.kind, str) for message in seen)
-
-    def test_noise_is_no_message(self) -> None:
-        chance = random.Random(20263)
-        for _ in range(500):
-            assert read(chance.randbytes(chance.randint(1, 4096)))[0] == []
 
 
 class TestChallenge:

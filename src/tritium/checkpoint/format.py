@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from tritium.errors import MALFORMED, ModelError
 from tritium.model import files
+from tritium.model.forms import WHOLE, Requirement, check
 
 MANIFEST = files.MANIFEST
 REPLICATED = "replicated"
 _FORMAT = 1
+_SIZE = Requirement("a number of ranks, from 1 to 1,000,000", lambda value: WHOLE.fits(value) and 1 <= value <= 10**6)
+_FORMS = {"step": WHOLE, "size": _SIZE, "files": files.FILES}
 _NAME = re.compile(r"(\d{12})(?:-(\d+))?$")
 
 
@@ -76,11 +80,13 @@ class Checkpoint:
                     f"The checkpoint {where} has format {manifest['format']!r}, and this Tritium reads format "
                     f"{_FORMAT}. It was saved with {manifest.get('versions')}."
                 )
-            checkpoint = cls(name, int(manifest["step"]), int(manifest["size"]), manifest["files"])
             if manifest["sha256"] != _digest(manifest):
                 raise ValueError("its own checksum does not fit it")
-            return checkpoint
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            check(manifest, _FORMS, MANIFEST)
+            if manifest["step"] != order(name)[0]:
+                raise ValueError(f"it is of step {manifest['step']}")
+            return cls(name, manifest["step"], manifest["size"], manifest["files"])
+        except (ModelError, *MALFORMED) as error:
             raise Damaged(
                 f"{MANIFEST} of the checkpoint {where} is damaged ({len(text):,} bytes): {error!r}."
             ) from error

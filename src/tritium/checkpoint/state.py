@@ -15,11 +15,11 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from tritium.errors import BadSetting, ModelError
+from tritium.errors import MALFORMED, BadSetting, ModelError
 from tritium.model import safetensors
 from tritium.model.engines import registry
 from tritium.model.leaf import Kind, Leaf, NumpyArray, refuse_dtype
@@ -157,19 +157,12 @@ class _Packer:
 def unpack(structure: bytes | bytearray, tensors: bytearray) -> Any:
     """Return the state. Its tensors and arrays are writable views of `tensors`, on the CPU. Raises ModelError."""
     entries, _ = safetensors.entries(tensors)
-    return _Unpacker(tensors, entries).value(_tree(structure))
+    return _Unpacker(tensors, entries).state(structure)
 
 
 def outline(structure: bytes | bytearray) -> Any:
     """Return the state with None for each tensor and array. Raises ModelError."""
-    return _Outline(bytearray(), {}).value(_tree(structure))
-
-
-def _tree(structure: bytes | bytearray) -> Any:
-    body = json.loads(structure)
-    if body.get("format") != 1:
-        raise ModelError(f"This state has format {body.get('format')!r}, and this Tritium reads format 1.")
-    return body["state"]
+    return _Outline(bytearray(), {}).state(structure)
 
 
 class _Unpacker:
@@ -178,12 +171,22 @@ class _Unpacker:
         self._entries = entries
         self._made: dict[Any, Any] = {}
 
+    def state(self, structure: bytes | bytearray) -> Any:
+        """Return the state of a file of JSON. Raises ModelError for any other file."""
+        try:
+            body = json.loads(structure)
+            if body["format"] != 1:
+                raise ModelError(f"This state has format {body['format']!r}, and this Tritium reads format 1.")
+            return self.value(body["state"])
+        except MALFORMED as error:
+            raise ModelError(f"The state is damaged: {error!r:.200}.") from error
+
     def value(self, node: Any) -> Any:
         if isinstance(node, list):
             return [self.value(item) for item in node]
         if not isinstance(node, dict):
             return node
-        kind, inner = next(iter(node.items()))
+        kind, inner = next(iter(node.items()), cast(tuple[str, Any], ("", None)))
         if kind == "dict":
             return {key: self.value(item) for key, item in inner.items()}
         if kind == "items":

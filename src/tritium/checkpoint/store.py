@@ -145,14 +145,14 @@ class Store:
         structure = self._checked(checkpoint, f"{REPLICATED}.json")
         try:
             return checkpoint.step, outline(structure)
-        except (ModelError, ValueError, KeyError, TypeError) as error:
+        except ModelError as error:
             raise Damaged(f"{REPLICATED} of the checkpoint {self.where(name)} can't be read: {error}") from error
 
     def _state(self, checkpoint: Checkpoint, part: str) -> Any:
         structure, tensors = (self._checked(checkpoint, f"{part}.{kind}") for kind in ("json", "safetensors"))
         try:
             return unpack(structure, tensors)
-        except (ModelError, ValueError, KeyError, TypeError) as error:
+        except ModelError as error:
             raise Damaged(f"{part} of the checkpoint {self.where(checkpoint.name)} can't be read: {error}") from error
 
     def _checked(self, checkpoint: Checkpoint, name: str) -> bytearray:

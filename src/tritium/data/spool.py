@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import mmap
+import operator
 import os
 import shutil
 import socket
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data.schema import Field
-from tritium.errors import BadSetting, DataError, SpoolFull
+from tritium.errors import MALFORMED, BadSetting, DataError, SpoolFull
 
 Array = np.ndarray[Any, Any]
 IDS = "_id"
@@ -179,11 +180,16 @@ class SpoolReader:
 
     description : `Spool.describe()`, whose descriptors are open in this process.
     rows        : the number of rows to show.
+
+    Raises DataError, as do its columns, where the description or the files are no spool's. The files have no checksums.
     """
 
     def __init__(self, description: Sequence[Mapping[str, Any]], rows: int) -> None:
         self.rows = rows
-        self._entries = {str(entry["name"]): entry for entry in description}
+        try:
+            self._entries = {str(entry["name"]): entry for entry in description}
+        except MALFORMED as error:
+            raise DataError(f"The description of the spool is damaged: {error!r:.200}.") from error
         self._maps: dict[str, tuple[int, Array | RaggedView]] = {}
         self.names = tuple(name for name in self._entries if name != IDS)
         """The batch columns, masks included, ids not."""
@@ -199,7 +205,8 @@ class SpoolReader:
     def ids(self) -> Array:
         """int64 [rows], in the order in which the rows arrived."""
         column = self.column(IDS)
-        assert isinstance(column, np.ndarray)
+        if not isinstance(column, np.ndarray) or column.dtype != np.int64 or column.ndim != 1:
+            raise DataError("The spool is damaged: its ids are no column of int64.", column=IDS)
         return column
 
     def extend(self, rows: int) -> None:
@@ -210,7 +217,12 @@ class SpoolReader:
         """Return a fixed column as [rows, *shape], or a column of bytes as RaggedView. Nothing is read yet."""
         rows, column = self._maps.get(name, (-1, None))
         if column is None or rows != self.rows:
-            column = self._map(self._entries[name])
+            try:
+                column = self._map(self._entries[name])
+            except (OSError, *MALFORMED) as error:
+                raise DataError(
+                    f"The spool's column {name!r} can't be mapped for {self.rows:,} rows: {error!r:.200}.", column=name
+                ) from error
             self._maps[name] = (self.rows, column)
         return column
 
@@ -221,7 +233,7 @@ class SpoolReader:
     def _map(self, entry: Mapping[str, Any]) -> Array | RaggedView:
         dtype, fds = np.dtype(entry["dtype"]), entry["fds"]
         if entry["kind"] == "fixed":
-            shape = (self.rows, *(entry["shape"] or ()))
+            shape = (self.rows, *map(operator.index, entry["shape"] or ()))
             return _map(fds[0], dtype, math.prod(shape)).reshape(shape)
         ends = _map(fds[1], np.dtype(np.int64), self.rows)
         return RaggedView(_map(fds[0], dtype, int(ends[-1]) if self.rows else 0), ends)
@@ -238,10 +250,15 @@ class RaggedView:
         return len(self.ends)
 
     def take(self, index: Array) -> Ragged:
-        """Return the rows at `index` int64 [k], copied."""
+        """Return the rows at `index` int64 [k], copied. Raises DataError where the ends are those of no rows."""
         ends = self.ends[index]
         starts = np.where(index > 0, self.ends[index - 1], 0)
         lengths = ends - starts
+        if len(index) and not (starts.min() >= 0 and lengths.min() >= 0 and ends.max() <= len(self.values)):
+            raise DataError(
+                f"The spool is damaged: rows of {lengths.min():,} to {lengths.max():,} values end at up to "
+                f"{ends.max():,} of {len(self.values):,}."
+            )
         shift = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
         return Ragged(self.values[shift + np.arange(len(shift))], lengths)
 

@@ -30,13 +30,15 @@ from typing import Any
 
 from tritium import file_system
 from tritium.errors import BadSetting, ModelError
-from tritium.model.forms import ORIGIN, TEXT, WHOLE, check, having, mapping_of, optional, parsed
+from tritium.model.forms import FILE, ORIGIN, TEXT, WHOLE, check, having, mapping_of, optional, parsed
 from tritium.model.trust import remember_saved, was_saved_here
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+FILES = mapping_of(having(bytes=WHOLE, sha256=TEXT), FILE)
+"""The form of the files that a manifest lists: none lies elsewhere, as a copy of the model would write it there."""
 _FORMS = {
-    "files": mapping_of(having(bytes=WHOLE, sha256=TEXT)),
+    "files": FILES,
     "module": having(**{"import": optional(TEXT), "by value": optional(TEXT), "seed": optional(WHOLE)}),
     "decode": optional(mapping_of(optional(ORIGIN))),
     "transform": optional(mapping_of(optional(ORIGIN))),

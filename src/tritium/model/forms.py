@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tritium.errors import ModelError
+from tritium.errors import MALFORMED, ModelError
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,24 @@ class Requirement:
 
 
 _ORIGIN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether this is text that can be written: JSON may hold halves of characters, no Arrow column does."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 ANYTHING = Requirement("anything", lambda value: True)
-TEXT = Requirement("a string", lambda value: isinstance(value, str))
+TEXT = Requirement("a string", lambda value: isinstance(value, str) and _is_unicode(value))
 BOOL = Requirement("true or false", lambda value: isinstance(value, bool))
+FILE = Requirement(
+    "the name of a file in this directory",
+    lambda value: isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None,
+)
 WHOLE = Requirement(
     "a whole number of at least 0", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
 )
@@ -55,11 +70,13 @@ def list_of(form: Requirement) -> Requirement:
     )
 
 
-def mapping_of(form: Requirement) -> Requirement:
-    """Return the form of an object whose values have this form, whatever their names."""
+def mapping_of(form: Requirement, names: Requirement = TEXT) -> Requirement:
+    """Return the form of an object whose values have this form, and its keys that of `names`."""
     return Requirement(
-        f"an object, of each {form.name}",
-        lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value)) and all(map(form.fits, value.values())),
+        f"an object, of each {form.name}" + (f", by {names.name}" if names is not TEXT else ""),
+        lambda value: (
+            isinstance(value, Mapping) and all(map(names.fits, value)) and all(map(form.fits, value.values()))
+        ),
     )
 
 
@@ -92,5 +109,5 @@ def parsed(text: bytes, where: str) -> Any:
     """Return the value of a JSON text. Raises ModelError, whose message begins with `where`."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise ModelError(f"{where} is damaged: {error}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tritium.errors import BadSetting, ModelError
-from tritium.model.safetensors import CODES, Entry
+from tritium.model.safetensors import CODES, Entry, count_of
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,11 @@ class NumpyArray(Kind):
         np.copyto(into.view(leaf.value.dtype).reshape(leaf.shape), leaf.value)
 
     def restored(self, buffer: bytearray, name: str, entry: Entry, node: Mapping[str, Any]) -> Any:
-        dtype, count = np.dtype(node["dtype"]), math.prod(node["shape"])
+        dtype, count = np.dtype(node["dtype"]), count_of(node["shape"])
         if entry.end - entry.start != count * dtype.itemsize:
             raise ModelError(f"The array {name!r} has {entry.end - entry.start} bytes for {count} of {dtype}.")
         if entry.end == entry.start:
-            return np.empty(node["shape"], dtype)
+            return np.ndarray(node["shape"], dtype, bytearray())  # By np.empty, strings of 0 bytes take 1.
         return np.frombuffer(buffer, dtype, count, entry.start).reshape(node["shape"])
 
 

@@ -7,13 +7,15 @@ format is a length, a JSON header and the bytes. Either reads what the other wri
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tritium.errors import ModelError
+from tritium.errors import MALFORMED, ModelError
+from tritium.model.forms import TEXT, WHOLE, list_of, mapping_of
 
 _PIECE = 4 << 20
 
@@ -67,17 +69,34 @@ def entries(buffer: mmap.mmap | bytearray) -> tuple[dict[str, Entry], dict[str, 
     length = struct.unpack_from("<Q", buffer)[0] if size >= 8 else 0
     if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
         raise ModelError(f"The weights are no safetensors file: {size} bytes with a header of {length}.")
-    fields: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + length]))
+    try:
+        return _entries(json.loads(bytes(buffer[8 : 8 + length])), size - 8 - length, 8 + length)
+    except MALFORMED as error:
+        raise ModelError(f"The header of the weights is damaged: {error!r:.200}.") from error
+
+
+def _entries(fields: dict[str, Any], size: int, first: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return the entries of a header; the tensors have `size` bytes, and begin at the offset `first`."""
     metadata = fields.pop("__metadata__", {})
+    if not mapping_of(TEXT).fits(metadata):
+        raise ModelError(f"The header of the weights is damaged: its metadata is {metadata!r:.100}.")
     by_name: dict[str, Entry] = {}
     for name, entry in fields.items():
         if entry["dtype"] not in NAMES:
             raise ModelError(f"The weights hold {name!r} as {entry['dtype']!r}, a dtype that is not known here.")
         start, end = entry["data_offsets"]
-        if not 0 <= start <= end <= size - 8 - length:
+        count_of([start, end, *entry["shape"]])
+        if not start <= end <= size:
             raise ModelError(f"The weights are cut short or damaged at {name!r}: bytes {start} to {end} of {size}.")
-        by_name[name] = Entry(entry["dtype"], entry["shape"], 8 + length + start, 8 + length + end)
+        by_name[name] = Entry(entry["dtype"], entry["shape"], first + start, first + end)
     return by_name, metadata
+
+
+def count_of(shape: Any) -> int:
+    """Return the number of elements of a shape that was read. Raises ModelError unless it is a list of lengths."""
+    if not list_of(WHOLE).fits(shape):
+        raise ModelError(f"The shape of a tensor is damaged: {shape!r:.100}.")
+    return math.prod(shape)
 
 
 def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tritium.data.schema import Content, Kind
-from tritium.errors import BadSetting, ModelError
+from tritium.errors import MALFORMED, BadSetting, ModelError
 from tritium.events import ModelDescribed
 from tritium.model.forms import (
     ANYTHING,
@@ -39,7 +39,7 @@ Activation = Literal["softmax", "sigmoid", "none"]
 def _is_dtype(value: Any) -> bool:
     try:
         return isinstance(value, str) and (value in _BEYOND_NUMPY or np.dtype(value).kind in "fiub")
-    except TypeError:
+    except MALFORMED:
         return False
 
 
@@ -102,6 +102,8 @@ class Input:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.columns:
             raise BadSetting(f"Input {self.name!r} has no source columns.")
+        if self.types and len(self.types) != len(self.columns):
+            raise BadSetting(f"Input {self.name!r} has {len(self.types)} types for {len(self.columns)} columns.")
 
     @classmethod
     def of(cls, planned: Field, schema: Any, shape: tuple[int | None, ...] | None = None) -> Input:
@@ -231,7 +233,7 @@ class Signature:
                 outputs=tuple(Output(**o) for o in value["outputs"]),
                 **rest,
             )
-        except (BadSetting, TypeError, KeyError) as error:
+        except (BadSetting, *MALFORMED) as error:
             raise ModelError(f"The model's signature is damaged: {error}") from error
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium import ship
-from tritium.errors import BadData, BadSetting, ModelError
+from tritium.errors import MALFORMED, BadData, BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts, Weights
 from tritium.model.forms import WHOLE, Requirement, list_of
 from tritium.model.signature import Output
@@ -95,7 +95,7 @@ class FunctionEngine(Engine):
             raise ModelError(f"The state's arrays are cut short or damaged: {len(whole)} bytes, and not {start}.")
         try:
             state, predict = pickle.loads(by, buffers=views)
-        except pickle.UnpicklingError as error:
+        except (pickle.UnpicklingError, *MALFORMED) as error:
             raise ModelError(f"The state's arrays do not fit its code: {error}.") from error
         return cls(Functions(state, predict))
 

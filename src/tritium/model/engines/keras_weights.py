@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tritium.errors import BadSetting, ModelError
+from tritium.errors import MALFORMED, BadSetting, ModelError
 from tritium.model.engine import Buffer, Weights
 from tritium.model.safetensors import CODES, NAMES, entries, header
 
@@ -86,9 +86,12 @@ def read(buffer: Buffer) -> dict[str, Array]:
 
     by_name, metadata = entries(buffer)
     arrays = {}
-    for name in json.loads(metadata.get("order", "null")) or sorted(by_name):
-        entry, dtype = by_name[name], dtype_of(NAMES[by_name[name].code])
-        count = math.prod(entry.shape)
+    try:
+        order = {name: by_name[name] for name in json.loads(metadata.get("order", "null")) or sorted(by_name)}
+    except MALFORMED as error:
+        raise ModelError(f"The order of the weights is damaged: {error!r:.200}.") from error
+    for name, entry in order.items():
+        dtype, count = dtype_of(NAMES[entry.code]), math.prod(entry.shape)
         if count * dtype.itemsize != entry.end - entry.start:
             raise ModelError(f"The weights are cut short or damaged at {name!r}: not {count} numbers of {dtype}.")
         flat = np.frombuffer(buffer, dtype, count, entry.start) if count else np.empty(0, dtype)

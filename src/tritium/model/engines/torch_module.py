@@ -75,6 +75,8 @@ class _ModuleUnpickler(pickle.Unpickler):
         self._tensors = tensors
 
     def persistent_load(self, pid: str) -> torch.Tensor:
+        if pid not in self._tensors:
+            raise ModelError(f"The weights lack {pid!r}, which the model's code names.")
         return self._tensors[pid]
 
 

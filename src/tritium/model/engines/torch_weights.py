@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tritium.errors import BadSetting, ModelError
+from tritium.errors import MALFORMED, BadSetting, ModelError
 from tritium.model.engine import Buffer, Weights
-from tritium.model.safetensors import CODES, NAMES, Entry, entries, header
+from tritium.model.safetensors import CODES, NAMES, Entry, count_of, entries, header
 
 if TYPE_CHECKING:
     import torch
@@ -80,9 +79,10 @@ def read(buffer: Buffer) -> dict[str, torch.Tensor]:
     """Return tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
     by_name, metadata = entries(buffer)
     tensors = {name: tensor(buffer, name, entry, NAMES[entry.code], entry.shape) for name, entry in by_name.items()}
-    for name, other in json.loads(metadata.get("tied", "{}")).items():
-        tensors[name] = tensors[other]
-    return tensors
+    try:
+        return tensors | {name: tensors[other] for name, other in json.loads(metadata.get("tied", "{}")).items()}
+    except MALFORMED as error:
+        raise ModelError(f"The names of tied weights are damaged: {error!r:.200}.") from error
 
 
 def tensor(buffer: Buffer, name: str, entry: Entry, dtype: str, shape: Sequence[int]) -> torch.Tensor:
@@ -91,7 +91,7 @@ def tensor(buffer: Buffer, name: str, entry: Entry, dtype: str, shape: Sequence[
 
     kind: torch.dtype = getattr(torch, dtype)
     size = entry.end - entry.start
-    if math.prod(shape) * kind.itemsize != size:
+    if count_of(shape) * kind.itemsize != size:
         raise ModelError(
             f"The weights are cut short or damaged at {name!r}: {size} bytes for {dtype} of the shape {list(shape)}."
         )

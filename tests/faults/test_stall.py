@@ -21,6 +21,7 @@ from clusters import wait
 from tritium.errors import RankFailed, Stalled, TritiumWarning
 from tritium.gang.driver import local_processes as driver_run
 from tritium.gang.supervisor.memory import Memory
+from tritium.gang.supervisor.native_stacks import find_spy
 
 LIMIT = 2.0  # stall_timeout
 BOUND = 9.0  # seconds from the fault to the error: the limit, looks a second apart, stacks
@@ -164,6 +165,25 @@ def test_ranks_that_hang_after_a_collective_that_all_have_called(tmp_path: Path)
     text = str(stalled(train, mark, ranks=3, framework="torch"))
     assert "Collective number" not in text
     assert "never reached" not in text
+
+
+def test_native_stacks_follow_pythons_where_py_spy_is(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def train() -> None:
+        import ctypes
+
+        mark.touch()
+        while True:  # The signal for the stacks ends it.
+            ctypes.PyDLL(None).pause()  # With the interpreter's lock.
+
+    stacks = stalled(train, mark, ranks=3).stacks
+    for text in stacks.values():
+        assert "in train" in text
+        if find_spy([]) is None:
+            assert "py-spy" not in text
+        else:  # Three at once may take longer than a stall's report waits.
+            assert re.search(r"^(Native stacks, by py-spy:|py-spy gave no native stacks)", text, re.MULTILINE)
 
 
 def test_a_rank_whose_collectives_cant_be_read(tmp_path: Path) -> None:

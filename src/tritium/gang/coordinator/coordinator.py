@@ -100,7 +100,7 @@ class Coordinator:
         self.rows = RowCounts(self, names, stream=stream, verify=verify)
         self.all_gathers = AllGathers(self)
         self._reports = reports = Reports(self)
-        self._returned = returned = Returned(self)
+        self._returned = returned = Returned(self, lambda: self._alarm is not None and self._alarm.asking)
         first = FirstFailure(self, returned)
         self._alarm = None if stall_limit is None else StallAlarm(self, stall_limit, reports)
         self._handlers: dict[str, Callable[[Member, Message], None]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tritium.gang.coordinator.members import GangState, Member, numbers
@@ -28,10 +28,14 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.M)
 
 
 class Returned:
-    """Watches for such waits. Call `start`, and `explain` for a failure that another rank's end may have caused."""
+    """Watches for such waits. Call `start`, and `explain` for a failure that another rank's end may have caused.
 
-    def __init__(self, gang: GangState) -> None:
+    asking : tells whether stacks are being collected, which also shows such a wait.
+    """
+
+    def __init__(self, gang: GangState, asking: Callable[[], bool] = lambda: False) -> None:
         self._gang = gang
+        self._asking = asking
         self._told = False  # The ranks are told once of each time in which they are idle.
 
     def start(self) -> None:
@@ -45,6 +49,7 @@ class Returned:
         gang.after(LOOK_SECONDS, self._look)
         members = list(gang.members.values())
         idle = gang.formed and any(m.finished for m in members) and all(map(_is_idle, members))
+        idle = idle and not self._asking()
         if idle and not self._told:
             for member in members:
                 if not member.finished:

@@ -27,6 +27,11 @@ class StallAlarm:
         self._reports = reports
         self._watch = StallWatch(limit, gang.size)
 
+    @property
+    def asking(self) -> bool:
+        """Whether supervisors are being asked for stacks."""
+        return self._watch.asking
+
     def start(self) -> None:
         """Schedule the first check."""
         self._gang.after(self._watch.seconds, self._look)

@@ -37,7 +37,8 @@ class StallWatch:
         self._told: set[tuple[str, int]] = set()
         self._dismissed: object = None
         self._number = 0
-        self._open = False
+        self.asking = False
+        """Whether stacks are being collected."""
         self._answers: dict[int, Answer] = {}
         self._texts: dict[int, str] = {}
 
@@ -52,18 +53,18 @@ class StallWatch:
         stalls = _matters(verdict, starved_rank)
         if not stalls:
             self._told, self._dismissed = set(), None
-        return bool(stalls - self._told) and not self._open and self._dismissed != _who(statuses, verdict)
+        return bool(stalls - self._told) and not self.asking and self._dismissed != _who(statuses, verdict)
 
     def ask(self) -> int:
         """Begin to collect stacks, and return the number of this request."""
         self._number += 1
-        self._open = True
+        self.asking = True
         self._answers, self._texts = {}, {}
         return self._number
 
     def take(self, number: int, rank: int, message: Message) -> bool:
         """Take a supervisor's answer, and tell whether it was the last."""
-        if number == self._number and self._open:
+        if number == self._number and self.asking:
             self._texts[rank] = message.blob.decode("utf-8", "replace")
             counts = message.fields.get("calls")
             calls = None if counts is None else [CollectiveCalls(**fields) for fields in counts]
@@ -76,13 +77,13 @@ class StallWatch:
                 str(message["why"]),
                 calls,
             )
-        return self._open and len(self._answers) == self._size
+        return self.asking and len(self._answers) == self._size
 
     def conclude(self, number: int, members: Iterable[Member], now: float) -> Failure | None:
         """Return the failure to report; None when it was reported before, or every rank makes progress again."""
-        if number != self._number or not self._open:
+        if number != self._number or not self.asking:
             return None
-        self._open = False
+        self.asking = False
         members = list(members)
         statuses = self._statuses(members)
         verdict, starved_rank = judge(statuses, self.limit, now), starved(statuses, self.limit, now)

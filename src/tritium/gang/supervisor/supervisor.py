@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from tritium.gang.supervisor.ending import Ending, GangEnded
 from tritium.gang.supervisor.forked import start_rank
 from tritium.gang.supervisor.gpus import Listing, executor
 from tritium.gang.supervisor.monitor import Monitor
+from tritium.gang.supervisor.native_stacks import find_spy, native_stacks
 from tritium.gang.supervisor.output import RankOutput
 from tritium.gang.supervisor.pmi import Pmi
 from tritium.gang.supervisor.process_stats import spark_executor
@@ -42,6 +44,8 @@ ANSWER_SECONDS = 2.0
 """The limit for the coordinator's answer to a failure of the supervisor itself."""
 _CALLS_SECONDS = 1.0
 """The limit for a rank to say how far it has come in its collectives."""
+_NATIVE_SECONDS = 2.6
+"""The time after a question for stacks until which py-spy is waited for: the coordinator waits for 3 s."""
 _QUESTIONS = 5
 """How often the coordinator is asked for its time at the start."""
 STATUS_SECONDS = 1.0
@@ -357,10 +361,15 @@ class Supervisor:
                 self._relay.clock.ask(self._channel, 1)
 
     def _send_stacks(self, number: int) -> None:
+        deadline = time.monotonic() + _NATIVE_SECONDS
         text, facts = self._monitor.stacks()
         answer = self._relay.calls(number, _CALLS_SECONDS)
         if "problem" in answer:
             text = f"{text}\nThe collectives that it has called are not known: {answer['problem']}\n"
+        # Last, as py-spy stops the process meanwhile. It would wait for one that can't be stopped, or is.
+        bin_ = [str(self._environment.path / "bin")] if self._environment is not None else []
+        if not facts["why"] and (spy := find_spy(bin_)) is not None:
+            text = f"{text}\n{native_stacks(spy, self._process.pid, deadline - time.monotonic())}"
         with contextlib.suppress(WireError):
             self._channel.send("stacks", text.encode()[: 1 << 20], number=number, calls=answer.get("calls"), **facts)
 

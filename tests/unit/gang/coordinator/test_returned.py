@@ -48,6 +48,16 @@ class Gang:
         return [member.session.sent for member in self.members.values()]
 
 
+def test_nobody_is_told_while_stacks_are_collected() -> None:
+    gang: Any = Gang()
+    asking = [True, False]
+    returned = Returned(gang, lambda: asking.pop(0))
+    returned._look()
+    assert gang.told() == [[], [], []]
+    returned._look()
+    assert gang.told() == [[("returned", None)], [], []]
+
+
 def look(gang: Any, times: int = 1) -> list[list[tuple[str, Any]]]:
     returned = Returned(gang)
     for _ in range(times):

@@ -13,8 +13,9 @@ from typing import Any
 CANARY = "fuzz.damages:canary"
 STRANGE: list[Any] = [
     *(None, True, 0, -1, 3, 1.5, 10**12, 2**63, 10**30, float("inf"), float("nan")),
-    *("", "x", "\ud800", "../x", "O", "S0", "1,2", "float32", "int64", CANARY),
-    *([], [1], ["x"], [None], [[]], [10**9], [0, 10**12], {}, {"a": 1}, {"a": {}}, {"tuple": []}, {"dict": {}}),
+    *("", "x", "\ud800", "../x", "O", "S0", "1,2", "float32", "int64", "F64", "I32", "qint8", CANARY),
+    *([], [1], ["x"], [None], [[]], [10**9], [0, 10**12], [0, 2**62, 8]),
+    *({}, {"a": 1}, {"a": {}}, {"tuple": []}, {"dict": {}}),
 ]
 _DEEP = "deep within"
 

@@ -28,7 +28,7 @@ from tritium.data.spool import Ragged, RaggedView, Spool, SpoolReader
 from tritium.errors import DataError, ModelError, TritiumError, WireError
 from tritium.model.engines.function import Functions
 from tritium.model.signature import Input, Output, Signature
-from tritium.wire import Codec, Message
+from tritium.wire import Challenge, Codec, Message
 
 from .damages import damaged, damaged_json, watched
 
@@ -51,6 +51,9 @@ def wire(folder: Path) -> Iterator[Case]:
     """Yield cases of frames: with codes nothing arrives that was not sent, without them nothing that is no message."""
 
     def case(chance: random.Random) -> None:
+        if chance.random() < 0.1:
+            Challenge(KEY).answer(chance.randbytes(chance.randrange(2 * Challenge.size)))
+            raise AssertionError("a client without the secret")
         key = chance.choice([KEY, None])
         sent = chance.sample(MESSAGES, chance.randint(1, 3))
         whole = b"".join(part for codec in [Codec(key, b"c")] for m in sent for part in codec.encode(m))

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 import tritium as tr
 from tritium.checkpoint.checkpoints import Clock
-from tritium.checkpoint.format import MANIFEST, own
+from tritium.checkpoint.format import MANIFEST, _digest, own
 from tritium.checkpoint.state import Snapshot, outline, unpack
 from tritium.checkpoint.store import Store
-from tritium.errors import BadSetting, CheckpointFailed, MaxRuntimeReached, RankFailed, TritiumError
+from tritium.errors import BadSetting, CheckpointFailed, MaxRuntimeReached, ModelError, RankFailed, TritiumError
 from tritium.model.engines import registry
 from tritium.model.engines.torch_leaf import TorchTensor
 
@@ -233,6 +233,32 @@ class TestState:
         with pytest.raises(BadSetting, match=said):
             Snapshot().take(state, "state")
 
+    @pytest.mark.parametrize(
+        ("name", "changes"),
+        [
+            ("none", {"shape": [0, 1 << 62, 8]}),
+            ("none", {"shape": [0, 1 << 70]}),
+            ("array", {"shape": [0, 1 << 62, 8]}),
+            ("bytes", {"shape": [-2, -2]}),
+            ("bytes", {"parameter": True}),  # Integers have no gradient.
+            ("bytes", {"dtype": "load"}),
+            ("bytes", {"torch": ["bytes"]}),
+        ],
+    )
+    def test_a_tree_that_no_save_writes_is_refused(self, name: str, changes: dict[str, Any]) -> None:
+        state = {"none": torch.empty(0), "array": np.empty(0), "bytes": torch.ones(4, dtype=torch.int8)}
+        structure, data = packed(state)
+        tree = json.loads(structure)
+        tree["state"]["dict"][name] |= changes
+        with pytest.raises(ModelError, match="damaged"):
+            unpack(json.dumps(tree).encode(), data)
+
+    def test_strings_of_no_bytes_take_none(self) -> None:
+        structure, data = packed({"array": np.empty(0)})
+        tree = json.loads(structure)
+        tree["state"]["dict"]["array"] |= {"shape": [10**12], "dtype": "|S0"}
+        assert unpack(json.dumps(tree).encode(), data)["array"].nbytes == 0
+
     def test_a_state_within_itself(self) -> None:
         state: list[Any] = []
         state.append(state)
@@ -348,6 +374,17 @@ class TestStore:
         assert " 2 bytes, and " in reasons[0]
         put(store, 15)  # earlier than the damaged one, which does not count
         assert store.names() == ["000000000015", "000000000010"]
+
+    @pytest.mark.parametrize("changes", [{"size": 10**12}, {"size": 0}, {"step": 19}, {"files": []}])
+    def test_a_manifest_that_no_save_writes_is_skipped(self, changes: dict[str, Any], tmp_path: Path) -> None:
+        put(Store(str(tmp_path)), 10)
+        file = tmp_path / "checkpoints" / put(Store(str(tmp_path)), 20) / MANIFEST
+        manifest = json.loads(file.read_text()) | changes
+        file.write_text(json.dumps({**manifest, "sha256": _digest(manifest)}))
+        loaded, (reason,) = Store(str(tmp_path)).newest()
+        assert loaded is not None
+        assert loaded.step == 10
+        assert "manifest.json of the checkpoint" in reason
 
     def test_a_path_that_is_no_directory(self, tmp_path: Path) -> None:
         tmp_path.joinpath("checkpoints").write_text("a file")

@@ -58,5 +58,5 @@ class TorchTensor(Kind):
     def restored(self, buffer: bytearray, name: str, entry: Entry, node: Mapping[str, Any]) -> Any:
         tensor = torch_weights.tensor(buffer, name, entry, node["dtype"], node["shape"])
         if "parameter" in node:
-            return torch.nn.Parameter(tensor, requires_grad=node["parameter"])
+            return torch_weights.as_parameter(tensor, node["parameter"])
         return tensor

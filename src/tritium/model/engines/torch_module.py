@@ -15,6 +15,7 @@ from tritium import ship
 from tritium.definitions import ByValue, loaded_script, saved_script
 from tritium.errors import ModelError
 from tritium.model.engine import Maker
+from tritium.model.engines.torch_weights import as_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -87,8 +88,7 @@ def unpickled(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mappi
     if not data:
         raise ModelError("The manifest names neither a function that makes the module nor a file with its code.")
     held = {
-        name: torch.nn.Parameter(tensor, requires_grad=trainable[name]) if name in trainable else tensor
-        for name, tensor in tensors.items()
+        name: as_parameter(tensor, trainable[name]) if name in trainable else tensor for name, tensor in tensors.items()
     }
     module = _ModuleUnpickler(data, held).load()
     if not isinstance(module, torch.nn.Module):

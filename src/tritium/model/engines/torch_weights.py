@@ -95,6 +95,19 @@ def tensor(buffer: Buffer, name: str, entry: Entry, dtype: str, shape: Sequence[
         raise ModelError(
             f"The weights are cut short or damaged at {name!r}: {size} bytes for {dtype} of the shape {list(shape)}."
         )
-    if size == 0:
-        return torch.empty(list(shape), dtype=kind)
-    return torch.frombuffer(buffer, dtype=kind, count=size // kind.itemsize, offset=entry.start).view(list(shape))
+    try:
+        if size == 0:
+            return torch.empty(list(shape), dtype=kind)
+        return torch.frombuffer(buffer, dtype=kind, count=size // kind.itemsize, offset=entry.start).view(list(shape))
+    except RuntimeError as error:
+        raise ModelError(f"The weights are damaged at {name!r}: {error}.") from error
+
+
+def as_parameter(tensor: torch.Tensor, trainable: bool) -> torch.nn.Parameter:
+    """Return the tensor as a parameter. Raises ModelError for one that can't have a gradient and should."""
+    import torch
+
+    try:
+        return torch.nn.Parameter(tensor, requires_grad=trainable)
+    except RuntimeError as error:
+        raise ModelError(f"The weights are damaged: {error}.") from error

@@ -89,7 +89,7 @@ chaos: setup     ## CHAOS_ROUNDS=20 trainings hit by random faults; CHAOS_SEED=1
 
 fuzz: setup      ## damaged bytes into each reader (wire, checkpoint, spool, model) for SECONDS=600; READER=wire SEED=1234 repeats one case
 	@FUZZ_SECONDS=$(if $(SEED),$(SECONDS),$(or $(SECONDS),600)) FUZZ_SEED=$${SEED:-$$(date +%s)000} \
-	  $(BIN)/python -m pytest -q -rP -n $(or $(WORKERS),2) -k "$(READER)" tests/fuzz
+	  $(BIN)/python -m pytest -q -s -k "$(READER)" tests/fuzz
 
 audit: setup     ## known vulnerabilities of the pinned dependencies, by pip-audit; skipped, with the reason, where nobody answers
 	@scripts/audit.sh

@@ -106,9 +106,9 @@ def checkpoint(folder: Path) -> Iterator[Case]:
         path, fits = chance.choice(list(whole)), chance.random() < 0.6
         data = reshaped(path.name, whole[path], chance) if fits else damaged(whole[path], chance)
         try:
-            path.write_bytes(data)
+            renew(path, data)
             if fits:
-                manifest.write_bytes(fitting(data, path.name, whole[manifest]))
+                renew(manifest, fitting(data, path.name, whole[manifest]))
             loaded, reasons = Store(str(folder / "run")).newest()
             assert loaded is not None
             assert fits or content(loaded) in texts, "other content"
@@ -116,11 +116,17 @@ def checkpoint(folder: Path) -> Iterator[Case]:
             store.outline(loaded.path.rpartition("/")[2])
         finally:
             for file in (path, manifest):
-                file.write_bytes(whole[file])
+                renew(file, whole[file])
         if reasons:
             raise DataError(reasons[0])
 
     yield case
+
+
+def renew(file: Path, data: bytes) -> None:
+    """Write a file anew: one that is truncated instead is written to the disk at once, by ext4."""
+    file.unlink()
+    file.write_bytes(data)
 
 
 def fitting(data: bytes, name: str, manifest: bytes) -> bytes:

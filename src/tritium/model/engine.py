@@ -141,6 +141,11 @@ class Engine(ABC):
         for calls alone, and needs no `on`. Raises ModelError when the weights do not fit the model.
         """
 
+    @classmethod
+    def runs_code(cls, facts: Mapping[str, Any]) -> str:
+        """Return why `restore` may run code that these facts name, where no code is given to it; "" where it can't."""
+        return ""
+
     # ---- calls
 
     @abstractmethod

@@ -282,6 +282,12 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
             path=path,
         )
     by: Maker | bytes = b""
+    if origin is None and not trust.everything and (why := engine.runs_code(manifest)):
+        raise UntrustedModel(
+            f"The model at {path!r} would be made by {why}. Upgrade it; or if you know who made the model, say so: "
+            "tr.load(path, trusted=True), or spark.tritium.trustModels=true for Spark ML's loaders.",
+            path=path,
+        )
     if origin is not None:
         by = Maker(origin, factory(origin, trust, path, engine), seed)
     signature = Signature.from_json(_json(path, _SIGNATURE, manifest))

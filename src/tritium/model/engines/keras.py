@@ -93,6 +93,12 @@ class KerasEngine(Engine):
             module.eval()
         return cls(module, device)
 
+    @classmethod
+    def runs_code(cls, facts: Mapping[str, Any]) -> str:
+        version = str(imported(facts.get("backend")).__version__)
+        safe = [int(number) for number in re.findall(r"\d+", version)[:3]] >= [3, 11, 3]  # CVE-2025-1550, -8747, -49655
+        return "" if safe else f"Keras {version}, which runs code that a configuration names, as 3.11.3 does not"
+
     @contextmanager
     def on(self, device: str | None) -> Iterator[KerasEngine]:
         """Yield the engine on `device`. One copy for each device but Keras's default is kept as long as this engine."""

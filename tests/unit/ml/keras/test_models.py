@@ -130,6 +130,18 @@ def test_a_model_is_restored_on_a_device_as_executors_do() -> None:
         KerasEngine.check_device("tpu")
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
+def test_a_configuration_needs_trust_where_keras_runs_code_that_it_names(
+    rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted(rows, model=dense()).model.save(str(tmp_path / "model"))
+    tr.load(str(tmp_path / "model"))
+    monkeypatch.setattr(keras, "__version__", "3.8.0")
+    with pytest.raises(UntrustedModel, match=r"made by Keras 3\.8\.0, which runs code"):
+        tr.load(str(tmp_path / "model"))
+    tr.load(str(tmp_path / "model"), trusted=True)
+
+
 @pytest.mark.parametrize("kind", ["layers", "lambda", "subclassed"])
 @pytest.mark.usefixtures("saved_elsewhere")
 def test_code_of_the_user_travels_by_value_and_needs_trust(rows: pd.DataFrame, tmp_path: Path, kind: str) -> None:

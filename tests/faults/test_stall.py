@@ -143,7 +143,7 @@ def test_groups_whose_ranks_wait_for_each_other(tmp_path: Path) -> None:
     )
     assert (
         "Collective number 1 of the group of ranks 0, 2: rank 0 waits in all_reduce of Float [2, 3]; rank 2 has not "
-        "called it (no call yet).\n"
+        "called it (no call known).\n"
     ) in text
     assert "Look at the network" not in text
 

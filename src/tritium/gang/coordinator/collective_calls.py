@@ -46,7 +46,7 @@ class Awaited:
         """Write `Collective number 6: ranks 0, 1 wait in all_reduce; rank 2 has not called it (last call: …).`"""
         texts = [f"{_ranks(ranks, 'waits', 'wait')} in {call}" for call, ranks in self.calls.items()]
         for last, ranks in self.behind.items():
-            only = f"last call: number {last}" if last else "no call yet"
+            only = f"last call: number {last}" if last else "no call known"
             texts.append(f"{_ranks(ranks, 'has', 'have')} not called it ({only})")
         if self.through:
             texts.append(f"it has ended on {_ranks(self.through)}")

@@ -31,7 +31,8 @@ class TestAwaited:
             "(last call: number 5)."
         ]
         assert lines([calls(1, 1)], [], []) == [
-            "Collective number 1: rank 0 waits in all_reduce of Float [4]; ranks 1, 2 have not called it (no call yet)."
+            "Collective number 1: rank 0 waits in all_reduce of Float [4]; ranks 1, 2 have not called it "
+            "(no call known)."
         ]
 
     def test_no_rank_waits(self) -> None:
@@ -67,7 +68,7 @@ class TestAwaited:
             "Collective number 9: ranks 1, 2 wait in all_reduce of Float [4]; rank 0 has not called it "
             "(last call: number 3).",
             "Collective number 2 of the group of ranks 0, 2: rank 0 waits in all_reduce of Float [4]; "
-            "rank 2 has not called it (no call yet).",
+            "rank 2 has not called it (no call known).",
         ]
 
     def test_of_a_group_with_unknown_members_only_those_that_have_called_are_named(self) -> None:

@@ -136,7 +136,7 @@ def test_spans_get_the_clock_that_the_supervisor_has_measured(start: Start) -> N
     gang.until(lambda: gang.observer.traced, "no spans came")
     ((rank, line),) = gang.observer.traced
     assert rank == 1
-    assert json.loads(line) == {"epoch": 5.0, "offset": 0.25, "error": 0.001, "spans": "MTIzNDU2Nzg="}
+    assert json.loads(line) == {"epoch": 5.0, "offset": 0.25, "error": 0.001, "torch": None, "spans": "MTIzNDU2Nzg="}
 
 
 def heard(channel: Client, kind: str) -> Message:

@@ -59,7 +59,8 @@ class Trace:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._spent: dict[str, float] = {}
-        self._inside: list[Section] = []
+        self.inside: list[Section] = []
+        """The sections that the thread is in, the innermost one last."""
         self._thread: int | None = None
         self._begun = self._mark = self._ended = 0.0
         self._steps = 0
@@ -112,26 +113,26 @@ class Trace:
         """Attribute time to this section until `leave`."""
         if threading.get_ident() != self._thread:
             return
-        if not self._inside or self._inside[-1] != section:
+        if not self.inside or self.inside[-1] != section:
             self._account()
-        self._inside.append(section)
+        self.inside.append(section)
 
     def leave(self, section: Section) -> None:
         """Return to the previous section. Also leaves sections entered within, which an exception left open."""
-        if threading.get_ident() != self._thread or section not in self._inside:
+        if threading.get_ident() != self._thread or section not in self.inside:
             return
-        if self._inside[-2:] != [section, section]:
+        if self.inside[-2:] != [section, section]:
             self._account()
-        while self._inside.pop() != section:
+        while self.inside.pop() != section:
             pass
 
     def _account(self) -> None:
         self.synchronize()
         now = self._clock()
-        if self._inside:
-            self._spent[self._inside[-1]] = self._spent.get(self._inside[-1], 0.0) + now - self._mark
+        if self.inside:
+            self._spent[self.inside[-1]] = self._spent.get(self.inside[-1], 0.0) + now - self._mark
             if self._records:
-                self._spans.extend((_NUMBER_OF[self._inside[-1]], self._mark, now, self._steps))
+                self._spans.extend((_NUMBER_OF[self.inside[-1]], self._mark, now, self._steps))
         self._mark = now
 
     def _next_step(self) -> None:

@@ -133,6 +133,39 @@ def test_of_a_real_training(table: pa.Table, tmp_path: Path) -> None:
     assert re.search(r"  20 steps of [\d.]+ ms: wait for data \d+%, copy to device 0%, forward", shown)
 
 
+def train_compiled() -> int:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.rest = torch.nn.Linear(8, 16), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.rest(self.first(x))
+            return output
+
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    net = torch.compile(Net(), backend=backend, fullgraph=True)
+    for epoch in tr.world().shard("train").epochs(2, batch_size=32, device="cpu"):
+        for batch in epoch:
+            net(batch["x"]).square().mean().backward()
+    return len(graphs)
+
+
+@pytest.mark.processes
+def test_a_compiled_model_stays_one_graph(table: pa.Table, tmp_path: Path) -> None:
+    quiet: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "data": {"train": table}}
+    assert tr.launch(train_compiled, ranks=1, trace=True, framework="torch", run_dir=str(tmp_path), **quiet) == [1]
+    (rank,) = json.loads(tmp_path.joinpath("report.json").read_text())["ranks"]
+    assert rank["trace"]["seconds"]["forward"] > 0
+
+
 @pytest.mark.processes
 def test_without_it_nothing_is_measured(table: pa.Table, tmp_path: Path) -> None:
     quiet: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "data": {"train": table}}

@@ -40,15 +40,15 @@ def bounded() -> Iterator[None]:
         raise Hung(f"more than {CPU_SECONDS} s of CPU time")
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
     handler = signal.signal(signal.SIGVTALRM, hung)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_BYTES, limits[1]))
     signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.signal(signal.SIGVTALRM, handler)
 
 

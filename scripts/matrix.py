@@ -1,7 +1,7 @@
 """Run the core suite with each version of Spark and Python, and write the outcomes into docs/clusters/platforms.md.
 
 `matrix.py 4.0.5 4.2.1:3.13` runs these alone; the rows of others stay. JAVA_HOME says which Java. `--short` runs what
-.ci/run does, on the oldest Spark, and writes nothing.
+.ci/run does, on the oldest Spark and, where it is there, the oldest Python, and writes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/clusters/platforms.md"
-OLDEST = "4.0.5"
+OLDEST, OLDEST_PYTHON = "4.0.5", "3.10"
 ALL = (OLDEST, "4.1.4", "4.2.1", "4.3.0", "4.2.1:3.10", "4.2.1:3.13")  # Spark, and a Python other than .venv's
 SPARK = ("older", "contract", "exchange", "predict", "on_error", "stream", "estimator", "inside")
 FAULTS = ("rank_raises", "python_killed", "cut_short")
@@ -64,9 +64,19 @@ def write(row: tuple[str, str, str, str]) -> None:
     PAGE.write_text(before + head + "".join(f"{line}\n" for line in rows) + after)
 
 
+def has(python: str) -> bool:
+    """Tell whether this machine has a version of Python, which is not downloaded."""
+    command = [ROOT / ".venv/bin/uv", "python", "find", "--no-python-downloads", "--quiet", python]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
 def main() -> int:
+    # pyenv has versions that are not on PATH, where uv looks.
+    versions = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *(str(path) for path in versions.glob("3.*/bin"))])
     if sys.argv[1:] == ["--short"]:
-        return 0 if run(OLDEST, SHORT)[-1] else 1
+        oldest = f"{OLDEST}:{OLDEST_PYTHON}" if has(OLDEST_PYTHON) else OLDEST
+        return 0 if run(oldest, SHORT)[-1] else 1
     passed = True
     for version in sys.argv[1:] or ALL:
         *row, ok = run(version, CORE)

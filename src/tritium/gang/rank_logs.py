@@ -63,7 +63,7 @@ def set_up(rank: int, run: str) -> None:
         logging.lastResort.setFormatter(form)
 
 
-class _Stderr(logging.StreamHandler[Any]):
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg] # Python 3.10 has it without arguments.
     """Writes to the stderr of the moment, which the function may replace."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import _suite
+import control
 import first_step
 import horovod_optimizer
 import keras_estimator
@@ -193,6 +194,10 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         yield at_most("launch of nothing", 0.5, nothing, " s")
         more = None if group is None or imported is None else group - imported
         yield at_most("launch with a process group, above the import of torch in as many processes", 0.5, more, " s")
+    if one := found.get("control"):
+        for ranks, rows in one["ranks"].items():
+            for what, ratio in zip(control.MEASURED, rows["ratio"], strict=True):
+                yield at_most(f"TLS: {what}, {ranks} ranks, of the time without", 1.1, ratio, " ×")
     if one := found.get("memory"):
         ranks = one["ratio"]["rank"]["private"]
         yield at_most("private memory of a rank, 16M rows against 1M", 1.1, ranks, " ×")
@@ -426,6 +431,14 @@ def parts(found: Mapping[str, Any]) -> Iterator[str]:
         yield "| ranks | mpirun, s | launch, s |\n|---|---|---|"
         for size in one["sizes"]:
             yield f"| {size['ranks']} | {size['mpirun']:.2f} | {size['launch']:.2f} |"
+        yield ""
+    if one := found.get("control"):
+        yield from heading("Control connections, in the clear and under TLS", one)
+        yield "| ranks | | gather, ms | gather of 4 MB a rank, ms | a file, MB/s | logs/s |\n|---|---|---|---|---|---|"
+        for ranks, rows in one["ranks"].items():
+            for way, form in (("plain", control.FORMS), ("TLS", control.FORMS), ("ratio", control.TIMES)):
+                cells = (cell.format(value) for cell, value in zip(form, rows[way], strict=True))
+                yield f"| {ranks} | {'the time, ×' if way == 'ratio' else way} | {' | '.join(cells)} |"
         yield ""
     if one := found.get("loop"):
         names = {f"{epoch}, s": epoch for epoch in loop.EPOCHS}

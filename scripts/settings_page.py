@@ -181,6 +181,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "logs": "logs='json'",
             "progress": "progress=False",
             "ui": "ui=True",
+            "tls": "tls=True",
             "trace": "trace='torch'",
         },
     ),

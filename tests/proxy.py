@@ -15,7 +15,8 @@ REST = 1.0  # seconds
 class Proxy:
     """A proxy for any number of clients of `target`, in its own thread. Its methods may be called from any thread.
 
-    sent : for each connection, in order, the bytes that its client sent.
+    sent     : for each connection, in order, the bytes that its client sent.
+    answered : those that the target sent it.
     """
 
     def __init__(self, target: tuple[str, int], *, delay: float = 0.0) -> None:
@@ -23,6 +24,7 @@ class Proxy:
         self.delay = delay
         self.cuts = 0
         self.sent: list[bytearray] = []
+        self.answered: list[bytearray] = []
         self._refusing = False
         self._pairs: set[Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,12 +107,13 @@ class Proxy:
             writer.transport.abort()
             out_writer.transport.abort()
             return
-        remembered = bytearray()
-        self.sent.append(remembered)
+        sent, answered = bytearray(), bytearray()
+        self.sent.append(sent)
+        self.answered.append(answered)
         pair = Pair(writer, out_writer)
         self._pairs.add(pair)
-        self._spawn(self._pump(pair, reader, out_writer, self._there, remembered.extend))
-        self._spawn(self._pump(pair, out_reader, writer, self._back, lambda data: None))
+        self._spawn(self._pump(pair, reader, out_writer, self._there, sent.extend))
+        self._spawn(self._pump(pair, out_reader, writer, self._back, answered.extend))
 
     def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(what)

@@ -23,10 +23,13 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tritium.errors import BadSetting, TritiumError, WrongVersion
 from tritium.file_system import opened, size_of
+
+if TYPE_CHECKING:
+    import ssl
 
 SUMS = ".sha256.json"
 """The file with the sums of the others."""
@@ -125,19 +128,22 @@ def _source_of(url: str) -> Source:
     return Source(str(content), listed, folder)
 
 
-def from_web(url: str, offset: int, *, proxies: Mapping[str, str] | None = None) -> tuple[BinaryIO, int]:
+def from_web(
+    url: str, offset: int, *, proxies: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> tuple[BinaryIO, int]:
     """Return the content at an HTTP URL from a byte on, and the byte at which it begins.
 
     proxies : {} for none; None for those of the environment.
+    tls     : how an https server is checked; None: as this machine does.
     """
-    answer = _ask(url, f"bytes={offset}-" if offset else None, proxies)
+    answer = _ask(url, f"bytes={offset}-" if offset else None, proxies, tls)
     return answer, offset if answer.status == http.HTTPStatus.PARTIAL_CONTENT else 0
 
 
 def _facts_of_web(url: str) -> tuple[str, int | None]:
     """Return version and size of what is at an HTTP URL, by its first byte: a signed URL may be for GET alone."""
     try:
-        with _ask(url, "bytes=0-0", None) as answer:
+        with _ask(url, "bytes=0-0") as answer:
             return _version(answer.headers), _total(answer.headers, answer.length)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -154,7 +160,9 @@ def _total(headers: Message, size: int | None) -> int | None:
     return int(total) if total.isdecimal() else size
 
 
-def _ask(url: str, wanted: str | None, proxies: Mapping[str, str] | None) -> http.client.HTTPResponse:
+def _ask(
+    url: str, wanted: str | None, proxies: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> http.client.HTTPResponse:
     parts = urllib.parse.urlsplit(url)
     user, _, place = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=place, fragment="").geturl())
@@ -163,7 +171,12 @@ def _ask(url: str, wanted: str | None, proxies: Mapping[str, str] | None) -> htt
         request.add_unredirected_header("Authorization", f"Basic {code}")
     if wanted is not None:
         request.add_header("Range", wanted)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(None if proxies is None else dict(proxies)))
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.ProxyHandler(None if proxies is None else dict(proxies))
+    ]
+    if tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    opener = urllib.request.build_opener(*handlers)
     answer: http.client.HTTPResponse = opener.open(request, timeout=_SILENT_SECONDS)
     return answer
 

@@ -24,13 +24,18 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tritium.errors import MALFORMED, TooLarge, WireError
+
+if TYPE_CHECKING:
+    from tritium.tls import Certificate, Tls
 
 MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
 CHUNK = 1 << 22  # Large values are sent in pieces of this size, so that other messages get in between.
+PIECE = 1 << 18
+"""The most bytes that are received, or encrypted, at once: no connection holds an encrypted copy of a large blob."""
 
 WAITING = 1024
 """Connections that may wait for a server, while it starts."""
@@ -158,7 +163,7 @@ class Codec:
             return [lengths + header + blob + code]
         return [lengths + header, blob, code]
 
-    def feed(self, data: bytes) -> Iterator[Message]:
+    def feed(self, data: bytes | memoryview) -> Iterator[Message]:
         """Yield the messages that are complete once `data` has arrived.
 
         Raises WireError for a frame over the limits, with a wrong code, or whose header is no message.
@@ -227,19 +232,27 @@ class Channel:
 
     key  : the key of the connection; None for frames without codes.
     side : b"c" for the client's end, b"s" for the server's.
+    tls  : encrypts the connection, its handshake complete; None: nothing does.
     """
 
-    def __init__(self, sock: socket.socket, key: bytes | None = None, *, side: bytes = b"c") -> None:
+    def __init__(
+        self, sock: socket.socket, key: bytes | None = None, *, side: bytes = b"c", tls: Tls | None = None
+    ) -> None:
         sock.settimeout(None)  # A program may set a default timeout for its own sockets.
         self._socket = sock
+        self._tls = tls
         self._lock = threading.Lock()
         self._out = Codec(key, side)
         self._in = Codec(key, b"s" if side == b"c" else b"c")
         self._arrived: list[Message] = []
 
     @classmethod
-    def connect(cls, address: tuple[str, int], secret: bytes, timeout: float) -> Channel:
+    def connect(
+        cls, address: tuple[str, int], secret: bytes, timeout: float, certificate: Certificate | None = None
+    ) -> Channel:
         """Connect to a coordinator within `timeout` seconds, and authenticate both ends.
+
+        certificate : the coordinator's, by which the connection is encrypted; None: it is not.
 
         Raises WireError where nothing answers at the address, or something else than this run's coordinator.
         """
@@ -250,21 +263,22 @@ class Channel:
             raise WireError(f"No coordinator answers at {where}: {error}.") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = _exactly(sock, len(MAGIC) + NONCE)
+            tls = None if certificate is None else certificate.connect(sock, f"What answers at {where}")
+            greeting = _exactly(sock, len(MAGIC) + NONCE, tls)
             if not greeting.startswith(MAGIC):
                 raise WireError(f"What answers at {where} is no coordinator.")
             server, client = greeting[len(MAGIC) :], os.urandom(NONCE)
-            sock.sendall(client + _auth_code(secret, b"client", server, client))
-            if not hmac.compare_digest(_exactly(sock, CODE), _auth_code(secret, b"server", server, client)):
+            packet = client + _auth_code(secret, b"client", server, client)
+            sock.sendall(packet if tls is None else tls.sealed(packet))
+            if not hmac.compare_digest(_exactly(sock, CODE, tls), _auth_code(secret, b"server", server, client)):
                 raise WireError(f"The coordinator at {where} is not this run's.")
             sock.settimeout(None)
-        except OSError as error:
+        except BaseException as error:
             sock.close()
-            raise WireError(f"The coordinator at {where} broke off: {error}.") from error
-        except BaseException:
-            sock.close()
+            if isinstance(error, OSError) and not isinstance(error, WireError):
+                raise WireError(f"The coordinator at {where} broke off: {error}.") from error
             raise
-        return cls(sock, _auth_code(secret, b"key", server, client))
+        return cls(sock, _auth_code(secret, b"key", server, client), tls=tls)
 
     @property
     def addresses(self) -> tuple[str, str]:
@@ -280,7 +294,8 @@ class Channel:
         with self._lock:
             try:
                 for part in self._out.encode(message):
-                    self._socket.sendall(part)
+                    for piece in (part,) if self._tls is None else _sealed(self._tls, part):
+                        self._socket.sendall(piece)
             except OSError as error:
                 raise WireError(f"The other end is gone: {error}.") from error
 
@@ -288,12 +303,12 @@ class Channel:
         """Return the next message, or None where the other end has closed. Raises WireError for other bytes."""
         while not self._arrived:
             try:
-                data = self._socket.recv(1 << 18)
+                data = self._socket.recv(PIECE)
             except OSError:
                 return None
             if not data:
                 return None
-            self._arrived.extend(self._in.feed(data))
+            self._arrived.extend(self._fed(data))
         return self._arrived.pop(0)
 
     def take(self, seconds: float) -> list[Message] | None:
@@ -306,10 +321,13 @@ class Channel:
         if not poll.poll(seconds * 1000):
             raise TimeoutError(f"The other end has said nothing for {seconds:g} s.")
         try:
-            data = self._socket.recv(1 << 18)
+            data = self._socket.recv(PIECE)
         except OSError:
             return None
-        return list(self._in.feed(data)) if data else None
+        return list(self._fed(data)) if data else None
+
+    def _fed(self, data: bytes) -> Iterator[Message]:
+        return self._in.feed(data if self._tls is None else self._tls.opened(data))
 
     @property
     def has_room(self) -> bool:
@@ -337,13 +355,19 @@ class Channel:
             self._socket.close()
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _sealed(tls: Tls, part: bytes) -> Iterator[bytes]:
+    with memoryview(part) as view:
+        for start in range(0, len(view), PIECE):
+            yield tls.sealed(view[start : start + PIECE])
+
+
+def _exactly(sock: socket.socket, size: int, tls: Tls | None) -> bytes:
     data = b""
     while len(data) < size:
-        more = sock.recv(size - len(data))
+        more = sock.recv(size - len(data) if tls is None else PIECE)
         if not more:
             raise WireError("The connection was closed during the handshake.")
-        data += more
+        data += more if tls is None else tls.opened(more)
     return data
 
 

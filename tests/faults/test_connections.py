@@ -174,15 +174,17 @@ def gather_until(place: str) -> int:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.timeout(240)
-def test_delayed_by_200_ms_and_cut_now_and_then(seed: int, proxies: list[Proxy], tmp_path: Path) -> None:
+def test_delayed_by_200_ms_and_cut_now_and_then(tls: bool, seed: int, proxies: list[Proxy], tmp_path: Path) -> None:
     steps, size, rows = 8, 4 << 20, 2000
     table = pa.table({"x": np.arange(rows, dtype=np.float64)})
     chance = random.Random(seed)
-    run = Away(lambda: launch(everything, 3, tmp_path, steps, size, data={"train": tr.Data(table, shuffle="stream")}))
+    data = {"train": tr.Data(table, shuffle="stream")}
+    run = Away(lambda: launch(everything, 3, tmp_path, steps, size, data=data, tls=tls))
     wait(lambda: bool(proxies), "the launch has begun")
     proxies[0].delay = 0.2
-    with proxies[0].cutting(chance, 0.8, 3.0):
+    with proxies[0].cutting(chance, *((2.5, 5.0) if tls else (0.8, 3.0))):  # To connect takes 8 delays, and 5 without.
         results = run.end(200)
     assert [gathered for gathered, _ in results] == [
         [[(rank, step) for rank in range(3)] for step in range(steps)] + [[size] * 3]
@@ -203,10 +205,12 @@ def test_delayed_by_200_ms_and_cut_now_and_then(seed: int, proxies: list[Proxy],
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cut_as_often_as_can_be(seed: int, proxies: list[Proxy], tmp_path: Path) -> None:
-    run = Away(lambda: launch(everything, 2, tmp_path, 60, 9 << 20, data={"train": pa.table({"x": np.arange(90.0)})}))
+@pytest.mark.parametrize("tls", [False, True])
+def test_cut_as_often_as_can_be(tls: bool, seed: int, proxies: list[Proxy], tmp_path: Path) -> None:
+    data = {"train": pa.table({"x": np.arange(90.0)})}
+    run = Away(lambda: launch(everything, 2, tmp_path, 60, 9 << 20, data=data, tls=tls))
     wait(lambda: bool(proxies), "the launch has begun")
-    with proxies[0].cutting(random.Random(seed), 0.001, 0.15):
+    with proxies[0].cutting(random.Random(seed), 0.001, 0.3 if tls else 0.15):
         results = run.end(120)
     assert [len(gathered) for gathered, _ in results] == [61, 61]
     for rank in range(2):

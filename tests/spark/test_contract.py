@@ -81,14 +81,15 @@ def test_ranks_know_each_other_and_run_in_processes_of_their_own(cluster: Any) -
     assert os.getpid() not in (first, second)
 
 
-def test_gather_and_barrier(cluster: Any) -> None:
+@pytest.mark.parametrize("tls", [None, True])
+def test_gather_and_barrier(tls: bool | None, cluster: Any) -> None:
     def train() -> list[Any]:
         world = tr.world()
         for _ in range(100):
             world.barrier()
         return [world.gather({"rank": world.rank}), world.gather(None)]
 
-    assert launch(cluster, train) == [[[{"rank": 0}, {"rank": 1}], [None, None]]] * 2
+    assert launch(cluster, train, tls=tls) == [[[{"rank": 0}, {"rank": 1}], [None, None]]] * 2
 
 
 def test_every_row_of_a_dataframe_comes_exactly_once(cluster: Any) -> None:

@@ -37,6 +37,7 @@ from tritium.errors import (
     WireError,
     WrongVersion,
 )
+from tritium.gang.driver.certificate import new_certificate
 from tritium.wire import Channel
 
 
@@ -308,7 +309,8 @@ def test_a_table_is_no_dataframe(spark: Any) -> None:
 # ---- the control port
 
 
-def test_strangers_on_the_control_port_change_nothing(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_on_the_control_port_change_nothing(tls: bool, spark: Any, tmp_path: Path) -> None:
     def listening() -> set[tuple[str, int]]:
         found = psutil.Process().net_connections("tcp")
         return {tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN}
@@ -320,7 +322,7 @@ def test_strangers_on_the_control_port_change_nothing(spark: Any, tmp_path: Path
         return world.gather(world.rank)
 
     before = listening()
-    run = Background(spark, train)
+    run = Background(spark, train, tls=tls)
     wait(lambda: Path(tmp_path, "0").exists() and Path(tmp_path, "1").exists(), "both ranks run", 120)
     (port,) = listening() - before
     chance = random.Random(4)
@@ -332,7 +334,7 @@ def test_strangers_on_the_control_port_change_nothing(spark: Any, tmp_path: Path
             with socket.create_connection(port) as stranger, contextlib.suppress(ConnectionError):
                 stranger.sendall(chance.randbytes(size))
         with pytest.raises(WireError):
-            Channel.connect(port, b"a guess", 5)
+            Channel.connect(port, b"a guess", 5, new_certificate() if tls else None)
         Path(tmp_path, "go").touch()
         assert run.join() == [[0, 1]] * 2
 
@@ -547,6 +549,24 @@ spark.stop()
         assert refused.startswith("The results of all ranks together are over spark.driver.maxResultSize"), errors
         assert "raise that setting" in refused
         assert after == "[1, 1]"
+
+    def test_encrypts_as_spark_does_where_it_can_make_a_certificate(self, tmp_path: Path) -> None:
+        script = """
+encrypted = lambda: tr.world()._control.certificate is not None
+print(launch(encrypted))
+sys.modules["cryptography"] = None
+notes = lambda run: [e.text for e in run.events() if isinstance(e, tr.events.Note) and "encrypt" in e.text]
+with tr.submit(encrypted, ranks=2, spark=spark, progress=False, output="none") as run:
+    print(run.result(), *notes(run))
+spark.stop()
+"""
+        conf = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+        with driver(script, tmp_path, **conf) as process:
+            output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        first, second = output.splitlines()
+        assert first == "[True, True]"
+        assert second.startswith("[False, False] spark.network.crypto.enabled=true encrypts Spark's own connections")
 
 
 # ---- Spark Connect from behind a wall

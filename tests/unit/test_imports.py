@@ -39,7 +39,7 @@ LAYERS = (
     "spark",
     "ui",
     "observe",
-    "wire ship definitions events package file_system host_cache download shown errors hints accelerators aliases "
+    "wire tls ship definitions events package file_system host_cache download shown errors hints accelerators aliases "
     "arguments closures triton_first",
 )
 # They import what is above them, as is their purpose. As texts, their names say what is shipped, not what is imported.

@@ -75,6 +75,10 @@ class GangKeywords(TypedDict, total=False):
     ui: bool
     """Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends.
     Its address is printed. Needs the extra `ui`."""
+    tls: bool | None
+    """Whether the connections of the ranks' tasks to the driver, and those of `tr.fetch` between hosts, are
+    encrypted: TLS 1.3 with a certificate of the run, which travels with its job. The driver needs the extra `tls`.
+    None: where Spark encrypts its own connections, and the driver has that extra."""
     env_packages: str | Sequence[str]
     """Packages of the ranks alone: the path of a requirements file, or its lines; wheels of this machine by their
     paths. They are installed once on each host, by uv or pip as these are set up there, and come before those of the

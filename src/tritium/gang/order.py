@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tritium.data.schema import Field
     from tritium.frameworks.framework import Framework
     from tritium.gang.packages import Packages
+    from tritium.tls import Certificate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class Order:
     size: int
     address: tuple[str, int]
     secret: bytes
+    certificate: Certificate | None = None
+    """That by which the run's connections are encrypted, with its key; None: they are not."""
     job: bytes
     env: Mapping[str, str]
     env_above_0: Mapping[str, str] = field(default_factory=dict)

@@ -196,6 +196,12 @@ class Gang:
         "Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends. "
         "Its address is printed. Needs the extra `ui`.",
     )
+    tls: bool | None = _field(
+        None,
+        "Whether the connections of the ranks' tasks to the driver, and those of `tr.fetch` between hosts, are "
+        "encrypted: TLS 1.3 with a certificate of the run, which travels with its job. The driver needs the extra "
+        "`tls`. None: where Spark encrypts its own connections, and the driver has that extra.",
+    )
     env_packages: str | Sequence[str] = _field(
         tuple,
         "Packages of the ranks alone: the path of a requirements file, or its lines; wheels of this machine by their "
@@ -247,6 +253,7 @@ class Gang:
             ("logs", ("text", "json")),
             ("on_stall", ("end", "report")),
             ("mixed", ("refuse", "allow")),
+            ("tls", (None, True, False)),
             *((name, (True, False)) for name in ("persist", "progress", "ui")),
         ):
             if getattr(self, name) not in choices:

@@ -8,11 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tritium.errors import WireError
 from tritium.gang.control.session import GRACE, HEARTBEAT_SECONDS, SILENCE, TICK, Inbox, Outbox, late
 from tritium.wire import Channel, Message, Packed, address_text
+
+if TYPE_CHECKING:
+    from tritium.tls import Certificate
 
 ATTEMPT_SECONDS = 2.0
 """The limit of one attempt to connect, with its handshake."""
@@ -30,6 +33,7 @@ class Client:
     who     : describes this supervisor in messages.
     at_once : called from the client's own thread as `at_once(message, idle)`, it tells whether it has handled the
               message; `receive` returns the others. `idle` is true where no earlier message is waiting.
+    certificate : the coordinator's, by which connections are encrypted; None: they are not.
     """
 
     def __init__(
@@ -39,12 +43,14 @@ class Client:
         who: str,
         timeout: float,
         at_once: Callable[[Message, bool], bool] = lambda message, idle: False,
+        certificate: Certificate | None = None,
     ) -> None:
         """Connect within `timeout` seconds. Raises WireError when no coordinator of this run answers."""
         self.reason: str | None = None
         """The reason why the session was closed; None before, and after `close`."""
         self._address = address
         self._secret = secret
+        self._certificate = certificate
         self._who = who
         self._id = os.urandom(16).hex()
         self._changed = threading.Condition()
@@ -196,7 +202,7 @@ class Client:
             pause = min(LONGEST_PAUSE, max(0.05, pause * 2))
 
     def _try_to_connect(self, seconds: float) -> Channel:
-        channel = Channel.connect(self._address, self._secret, seconds)
+        channel = Channel.connect(self._address, self._secret, seconds, self._certificate)
         try:
             channel.send("session", id=self._id, who=self._who, first=self._outbox.first, received=self._inbox.received)
             messages: list[Message] = []

@@ -6,10 +6,13 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tritium.gang.control.session import Inbox, Outbox
-from tritium.wire import MAX_BLOB, Challenge, Codec, Message, Packed
+from tritium.wire import MAX_BLOB, PIECE, Challenge, Codec, Message, Packed
+
+if TYPE_CHECKING:
+    from tritium.tls import Tls
 
 OUTBOX_BYTES = 2 * MAX_BLOB
 """A supervisor with more unconfirmed bytes is given up."""
@@ -56,19 +59,25 @@ class ControlSession(Generic[Owner]):
 
 
 class Connection(Generic[Owner]):
-    """One connection, from its challenge on; `session` is set when the peer has named it."""
+    """One connection, from its challenge on; `session` is set when the peer has named it.
 
-    def __init__(self, server: Serving[Owner], sock: socket.socket, secret: bytes) -> None:
+    tls : encrypts it, from the first byte on; None: nothing does.
+    """
+
+    def __init__(self, server: Serving[Owner], sock: socket.socket, secret: bytes, tls: Tls | None = None) -> None:
         self.session: ControlSession[Owner] | None = None
         self.open = True
         self.unheard = 0.0
         """Seconds since the last byte, counted only while the server ran."""
         self._server = server
         self._socket = sock
+        self._tls = tls
         self._challenge: Challenge | None = Challenge(secret)
         self._packet = b""
         self._in = self._out = Codec(None, b"")
         self._queue: deque[memoryview] = deque([memoryview(self._challenge.greeting)])
+        self._leaving = memoryview(b"")
+        """The bytes that the socket gets next: of the queue, encrypted where there is TLS."""
         self._lock = threading.Lock()  # For the sending side, as the heartbeat thread sends, too.
         self._sent = time.monotonic()
         self._last = False
@@ -97,18 +106,21 @@ class Connection(Generic[Owner]):
     def receive(self, data: bytes) -> list[Message]:
         """Return the messages that `data` completes. Raises WireError for a malformed message or a failed challenge."""
         self.unheard = 0.0
+        content = data if self._tls is None else self._tls.opened(data)
+        if self._tls is not None and self._challenge is not None:
+            self.flush()  # The answer of TLS's own handshake, or the greeting when that is complete.
         if self._challenge is not None:
-            self._packet += data
+            self._packet += bytes(content)
             if len(self._packet) < Challenge.size:
                 return []
             reply, key = self._challenge.answer(self._packet[: Challenge.size])
-            data, self._packet = self._packet[Challenge.size :], b""
+            content, self._packet = self._packet[Challenge.size :], b""
             with self._lock:
                 self._challenge = None
                 self._in, self._out = Codec(key, b"c"), Codec(key, b"s")
                 self._queue.append(memoryview(reply))
             self.flush()
-        return list(self._in.feed(data))
+        return list(self._in.feed(content))
 
     def flush(self) -> None:
         """Send as much as the socket takes. Called from the server's thread."""
@@ -128,7 +140,7 @@ class Connection(Generic[Owner]):
         with self._lock:
             if self.session is None or not self.open or time.monotonic() - self._sent < seconds:
                 return
-            if not self._queue:
+            if not self._leaving and not self._queue:
                 fields = {"received": self.session.inbox.received, "unheard": self.unheard}
                 self._encode(Packed.of(Message("heartbeat", fields)))
             try:
@@ -142,16 +154,27 @@ class Connection(Generic[Owner]):
         refill : whether to take messages from the session, too, which only the server's thread may do.
         """
         try:
-            while self._queue or (refill and self._refill()):
-                sent = self._socket.send(self._queue[0])
+            while self._load(refill):
+                sent = self._socket.send(self._leaving)
                 self._sent = time.monotonic()
-                if sent == len(self._queue[0]):
-                    self._queue.popleft()
-                else:
-                    self._queue[0] = self._queue[0][sent:]
+                self._leaving = self._leaving[sent:]
         except BlockingIOError:
             return True  # The selector calls when there is room again.
         return False
+
+    def _load(self, refill: bool) -> bool:
+        """Take the next bytes for the socket, if it has got the last ones; tell whether there are any."""
+        if self._leaving:
+            return True
+        if self._tls is None or self._tls.ready:
+            if not self._queue and not (refill and self._refill()):
+                return False
+            self._leaving = self._queue.popleft()
+        if self._tls is not None:  # Encrypted here, as all connections share the blob of a gather.
+            if len(self._leaving) > PIECE:
+                self._queue.appendleft(self._leaving[PIECE:])
+            self._leaving = memoryview(self._tls.sealed(self._leaving[:PIECE]))
+        return bool(self._leaving)
 
     def _refill(self) -> bool:
         # A message is encoded only when there is room, as a large one for many ranks would delay all others.
@@ -166,7 +189,7 @@ class Connection(Generic[Owner]):
     def read(self) -> bytes:
         """Return the bytes that have arrived; empty at the end. Raises BlockingIOError when there are none."""
         try:
-            return self._socket.recv(1 << 18)
+            return self._socket.recv(PIECE)
         except BlockingIOError:
             raise
         except OSError:

@@ -10,13 +10,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from tritium.errors import WireError
 from tritium.gang.control.address import listener
 from tritium.gang.control.connection import Connection, ControlSession, Owner
 from tritium.gang.control.session import HEARTBEAT_SECONDS, LOST, SILENCE, TICK, Outbox
 from tritium.wire import Message
+
+if TYPE_CHECKING:
+    from tritium.tls import Certificate
 
 HANDSHAKE_SECONDS = 10.0
 CROWD = 128
@@ -35,6 +38,7 @@ class Server(Generic[Owner]):
                                    the session is ended.
     on_connection(session)       : `session.connection` has changed; None: it has no connection at present.
     on_gone(session)             : a session was closed, for the reason `session.closed`.
+    certificate                  : that by which connections are encrypted; None: they are not.
     """
 
     def __init__(
@@ -46,8 +50,10 @@ class Server(Generic[Owner]):
         on_broken: Callable[[ControlSession[Owner] | None, Exception], None],
         on_connection: Callable[[ControlSession[Owner]], None],
         on_gone: Callable[[ControlSession[Owner]], None],
+        certificate: Certificate | None = None,
     ) -> None:
         self._secret = secret
+        self._accept_tls = None if certificate is None else certificate.acceptor()
         self._on_message = on_message
         self._on_broken = on_broken
         self._on_connection = on_connection
@@ -166,7 +172,7 @@ class Server(Generic[Owner]):
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection: Connection[Owner] = Connection(self, sock, self._secret)
+        connection: Connection[Owner] = Connection(self, sock, self._secret, self._accept_tls and self._accept_tls())
         self.connections[sock] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
         connection.flush()

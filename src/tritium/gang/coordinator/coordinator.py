@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tritium.accelerators import NONE, Accelerators
 from tritium.errors import WireError
@@ -40,6 +40,9 @@ from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_sta
 from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import Message
+
+if TYPE_CHECKING:
+    from tritium.tls import Certificate
 
 _DEFERRED_UNTIL_FORMED = ("rows", "few", "receipt")
 REFUSALS = 200
@@ -73,6 +76,7 @@ class Coordinator:
         names: Sequence[str] = (),
         stream: bool = False,
         secret: bytes | None = None,
+        certificate: Certificate | None = None,
         stall_limit: StallLimit | None = None,
         accelerators: Accelerators = NONE,
         verify: Verify | None = None,
@@ -82,6 +86,7 @@ class Coordinator:
         self.launch = launch
         self.run_id = run_id or launch
         self.secret = secret or secrets.token_bytes(32)
+        self.certificate = certificate
         self.changed = threading.Condition()
         self.formed = False
         self.finished = False
@@ -129,6 +134,7 @@ class Coordinator:
             on_broken=self._broken,
             on_connection=self._connection,
             on_gone=self._gone,
+            certificate=certificate,
         )
         bound, port = self._server.address
         self.address = (advertised or bound, port)

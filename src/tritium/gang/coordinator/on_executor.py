@@ -22,6 +22,7 @@ from tritium.errors import CheckpointFailed, TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.deferred_log import DeferredLog, tell
 from tritium.gang.failure import Failure
+from tritium.gang.order import Order
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.supervisor import Supervisor
 from tritium.gang.supervisor.task import in_task
@@ -59,13 +60,14 @@ def run(
             names=list(order.plan),
             stream=order.streams,
             secret=order.secret,
+            certificate=order.certificate,
             stall_limit=order.stall_limit,
             accelerators=order.accelerators,
             store_limit=deferred.store_limit,
         ).start()
     try:
         word = {
-            "reached": _reaches(order.address, order.secret),
+            "reached": _reaches(order),
             "address": [host, coordinator.address[1] if coordinator else 0],
         }
         words = [json.loads(answer) for answer in context.allGather(json.dumps(word))]
@@ -104,9 +106,9 @@ def _marked(error: TritiumError, failure: Failure) -> TritiumError:
     return TritiumError(f"{error}\n{_MARK}{packed}")
 
 
-def _reaches(address: tuple[str, int], secret: bytes) -> bool:
+def _reaches(order: Order) -> bool:
     try:
-        Channel.connect(address, secret, REACH_SECONDS).close()
+        Channel.connect(order.address, order.secret, REACH_SECONDS, order.certificate).close()
     except WireError:
         return False
     return True

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
     from tritium.gang.coordinator.rows import Verify
     from tritium.gang.driver.address import ListenAddress
+    from tritium.tls import Certificate
 
 
 @dataclass
@@ -128,9 +129,11 @@ def start_coordinator(
     plan: Mapping[str, tuple[Field, ...]],
     place: ListenAddress | None = None,
     verify: Verify | None = None,
+    certificate: Certificate | None = None,
 ) -> Coordinator:
     """Start the coordinator of this attempt.
 
+    certificate : that by which connections to it are encrypted; None: they are not.
     place  : the address at which executors reach it; None: only this machine does.
     verify : returns an error for rows that a rank must not train on (see `Exchange.verify`).
     """
@@ -146,6 +149,7 @@ def start_coordinator(
         stall_limit=StallLimit.of(attempt.gang),
         accelerators=Accelerators.of(attempt.gang),
         verify=verify,
+        certificate=certificate,
     ).start()
 
 
@@ -174,6 +178,7 @@ def order_of(
         size=attempt.ranks,
         address=coordinator.address,
         secret=coordinator.secret,
+        certificate=coordinator.certificate,
         job=job,
         env={**attempt.trackers, **rank_logs.described(gang.logs), **gang.env},
         env_above_0={name: value for name, value in trackers.ABOVE_0.items() if name not in gang.env},

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.gang.driver.recorder import Recorder
     from tritium.observe.stored import Piece
+    from tritium.tls import Certificate
 
 
 _one_at_a_time = threading.RLock()
@@ -171,6 +172,7 @@ class HereControl:
 
     elastic = could_be_more = False
     store_limit: int | None = None
+    certificate: Certificate | None = None
 
     def __init__(self, recorder: Recorder, shards: Mapping[str, Shard], deadline: float) -> None:
         self.run_dir = recorder.run_dir

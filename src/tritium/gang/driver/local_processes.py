@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
+from tritium.gang.driver.certificate import certificate_of
 from tritium.gang.driver.outcome import await_end, await_formed
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import GangEnded
@@ -32,6 +33,7 @@ class LocalProcesses:
     def __init__(self, attempt: Attempt) -> None:
         self._gpus, most = gpus_here(attempt.gang)
         self._attempt = attempt.sized(most)
+        self._certificate = certificate_of(attempt.gang.tls, attempt.recorder.note)
         self._coordinator: Coordinator | None = None
         self._tasks: SupervisorThreads | None = None
 
@@ -42,7 +44,7 @@ class LocalProcesses:
         job, files = attempt.job()
         user_code = ship_user_code(attempt, files)
         attempt.recorder.open()
-        coordinator = self._coordinator = start_coordinator(attempt, plan)
+        coordinator = self._coordinator = start_coordinator(attempt, plan, certificate=self._certificate)
         order = order_of(attempt, coordinator, plan, job, user_code, sorted=not attempt.streams)
         self._tasks = SupervisorThreads(order, coordinator, shards, self._gpus)
         self._tasks.start()

@@ -14,6 +14,7 @@ from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
+from tritium.gang.driver.certificate import certificate_of
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
 from tritium.gang.driver.spark_job import SparkJob
 from tritium.gang.supervisor.results import results_of
@@ -43,6 +44,7 @@ class OnCluster:
                 refuse_hanging(data.frame)
             if note := note_of_functions(self._spark, [data.frame for data in attempt.data.values()]):
                 attempt.recorder.note(note)
+            self._certificate = certificate_of(attempt.gang.tls, attempt.recorder.note, self._spark)
             ranks = self._cluster.ranks_for(attempt.gang, attempt.recorder.note, again=attempt.number > 0)
             ranks = attempt.slots.resize(attempt.gang.least, ranks, lambda: self._cluster.slots(attempt.gang) or 0)
         self._attempt = attempt.sized(ranks)
@@ -102,7 +104,9 @@ class OnCluster:
         attempt.cancellation.check()
         attempt.recorder.open()
         plan = exchange.plan if exchange else {}
-        self._coordinator = start_coordinator(attempt, plan, place, exchange.verify if exchange else None)
+        self._coordinator = start_coordinator(
+            attempt, plan, place, exchange.verify if exchange else None, self._certificate
+        )
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted
         limit = 0 if cluster.executors_reach_driver else result_limit(self._spark)

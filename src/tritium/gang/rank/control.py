@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tritium.data.steps import Feed
     from tritium.observe.stored import Piece
     from tritium.observe.trace import Section, Trace
+    from tritium.tls import Certificate
 
 
 class RankControl:
@@ -41,6 +42,7 @@ class RankControl:
         trace: Trace | None = None,
         on_returned: Callable[[], None] = lambda: None,
     ) -> None:
+        self.certificate: Certificate | None = None
         self.run_dir = ""  # Sent with the job: on the command line `ps` would show keys in a URL.
         self.elastic = elastic
         self.could_be_more = False
@@ -89,6 +91,10 @@ class RankControl:
         if message.kind == "job":
             self._pieces.append(message.blob)
             self.run_dir = str(message.fields.get("run_dir", ""))
+            if fields := message.fields.get("certificate"):
+                from tritium.tls import Certificate
+
+                self.certificate = Certificate(**fields)
         elif message.kind == "assign":
             self.assignment, self._peers = message.fields, message.blob
         elif message.kind == "gathered":

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tritium import host_cache
 from tritium.download import SUMS, SourceFile, download, from_web, name_of, source_of
@@ -30,6 +30,9 @@ from tritium.gang.control.address import listener
 from tritium.gang.rank.world import World, world
 from tritium.host_cache import CacheEntry
 from tritium.wire import address_text
+
+if TYPE_CHECKING:
+    from tritium.tls import Certificate
 
 ROOT = "TRITIUM_FETCHED"
 """The variable that names the directory of all fetched files of a host."""
@@ -64,7 +67,7 @@ def fetch(url: str, *, sha256: str | None = None) -> str:
         raise BadSetting("The ranks of a gang call tr.fetch with different URLs or sums.", setting="url")
     leaders = [rank for rank, place in enumerate(places) if places.index(place) == rank]
     serves = gang.rank in leaders and len(leaders) > 1
-    with _serving() if serves else nullcontext() as server:
+    with _serving(gang._control.certificate) if serves else nullcontext() as server:
         offers = _on_all(gang, lambda: None if gang.rank else _offered(_from_source(gang, url, expected), server))
         having = 1
         while having < len(leaders):  # All that have it give it to one more, so 100 hosts take seven rounds.
@@ -134,9 +137,11 @@ def _taken(gang: World, offers: Sequence[Offer], giver: int | None, server: File
         return None
     peer, offer = gang.peers[giver], offers[giver]
     address = address_text((peer.address, offer.port))
-    place = f"http://{address}/{offer.token}"
+    certificate = gang._control.certificate
+    settings: dict[str, Any] = {"proxies": {}, "tls": certificate and certificate.for_client()}
+    place = f"http{'s' * (certificate is not None)}://{address}/{offer.token}"
     files = [
-        SourceFile(name, size, functools.partial(from_web, f"{place}/{number}", proxies={}))
+        SourceFile(name, size, functools.partial(from_web, f"{place}/{number}", **settings))
         for number, (name, size, _) in enumerate(offer.files)
     ]
     sums = {name: digest for name, _, digest in offer.files}
@@ -222,14 +227,20 @@ def _offered(entry: CacheEntry, server: FileServer | None) -> Offer:
 
 
 class FileServer(ThreadingHTTPServer):
-    """Gives files to who knows the token, which travels over the gang's authenticated connections."""
+    """Gives files to who knows the token, which travels over the gang's authenticated connections.
+
+    certificate : the run's, by which the files are encrypted; None: they are not.
+    """
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None) -> None:
         super().__init__(("", 0), FileRequest, bind_and_activate=False)
         self.socket.close()
         self.socket = listener("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+        if certificate is not None:  # The handshake is each connection's own: none waits for another client's.
+            context = certificate.for_server()
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.token = secrets.token_hex(16)
         self.paths: list[Path] = []
 
@@ -260,8 +271,8 @@ class FileRequest(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _serving() -> Iterator[FileServer]:
-    with FileServer() as server:
+def _serving(certificate: Certificate | None) -> Iterator[FileServer]:
+    with FileServer(certificate) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="tritium-fetch", daemon=True)
         thread.start()
         try:

@@ -12,6 +12,7 @@ from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
+    from tritium.tls import Certificate
 
 _LAUNCHERS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "torchrun": (("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),),
@@ -47,6 +48,7 @@ class Elsewhere:
     run_dir = ""
     elastic = could_be_more = False
     store_limit: int | None = None
+    certificate: Certificate | None = None
     notice: float | None = None
 
     def __init__(self, launcher: str, size: int) -> None:

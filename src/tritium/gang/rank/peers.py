@@ -12,6 +12,7 @@ from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
+    from tritium.tls import Certificate
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class WorldControl(control.Control, Protocol):
     """How a world reaches the rest of its gang: RankControl, HereControl or Elsewhere."""
 
     progress: ProgressWriter
+    certificate: Certificate | None
+    """That by which the run's connections are encrypted, with its key; None: they are not."""
     store_limit: int | None
     """Bytes of all files that can be stored in this run; None: no limit."""
 

@@ -7,6 +7,7 @@ import queue
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from tritium.errors import TooLarge, TritiumError, WireError
@@ -67,7 +68,8 @@ class Relay:
         """Connect to the coordinator, on the driver or `on_executor`. Raises a WireError with advice."""
         address = on_executor or self._order.address
         try:
-            return Client(address, self._order.secret, who, CONNECT_SECONDS, self.at_once)
+            order = self._order
+            return Client(address, order.secret, who, CONNECT_SECONDS, self.at_once, order.certificate)
         except Refused:
             raise
         except WireError as error:
@@ -136,7 +138,8 @@ class Relay:
             self._to_rank(message)
 
     def _send_job(self) -> None:
-        about: dict[str, Any] = {"run_dir": self._order.run_dir}
+        certificate = self._order.certificate
+        about: dict[str, Any] = {"run_dir": self._order.run_dir, "certificate": certificate and asdict(certificate)}
         for start in range(0, len(self._order.job), CHUNK):  # Arguments may exceed the limit of a message.
             self._to_rank(Message("job", about, self._order.job[start : start + CHUNK]))
 

@@ -15,19 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import wait
+from control_server import SECONDS, SECRET, Serving
 from proxy import Proxy
 from tritium.errors import TooLarge, WireError
 from tritium.gang.control import client as client_module
 from tritium.gang.control import connection as connection_module
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Client
-from tritium.gang.control.connection import ControlSession
-from tritium.gang.control.server import Server
 from tritium.gang.control.session import ACK_BYTES, ACK_MESSAGES, Inbox, Outbox
+from tritium.gang.driver.certificate import new_certificate
 from tritium.wire import Channel, Message, Packed
-
-SECONDS = 10.0
-SECRET = b"secret"
 
 
 def packed(number: int) -> Packed:
@@ -102,67 +99,10 @@ class TestInbox:
         assert inbox.due
 
 
-class Serving:
-    """A server that keeps the messages it receives, and answers as told."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.heard: list[Message] = []
-        self.broken: list[str] = []
-        self.gone: list[str] = []
-        self.connections = 0
-        self.slow = 0.0
-        self.server: Server[Any] = Server(
-            "127.0.0.1",
-            SECRET,
-            on_message=self._message,
-            on_broken=lambda session, error: self.broken.append(str(error)),
-            on_connection=self._connection,
-            on_gone=self._gone,
-        )
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        self.server.serve()
-        self.server.release()
-
-    def _message(self, session: ControlSession[Any], message: Message) -> None:
-        if message.kind == "sleep":
-            time.sleep(message["seconds"])
-        if message.kind == "echo":
-            session.send("echoed", message.blob, **message.fields)
-        with self.changed:
-            self.heard.append(message)
-            self.changed.notify_all()
-
-    def _connection(self, session: ControlSession[Any]) -> None:
-        self.connections += session.connection is not None
-
-    def _gone(self, session: ControlSession[Any]) -> None:
-        with self.changed:
-            self.gone.append(str(session.closed))
-            self.changed.notify_all()
-
-    def until(self, count: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.heard) >= count, SECONDS), len(self.heard)
-
-    def until_goodbye(self) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.gone, SECONDS)
-        assert self.gone == ["it has ended its connection"]
-
-    def close(self) -> None:
-        self.server.call(self.server.stop)
-        self._thread.join()
-
-
-@pytest.fixture
-def serving() -> Iterator[Serving]:
-    made = Serving()
-    yield made
-    made.close()
+@pytest.fixture(params=[None, new_certificate()], ids=["plain", "TLS"])
+def serving(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    with Serving(request.param) as server:
+        yield server
 
 
 @pytest.fixture
@@ -182,20 +122,12 @@ def soon_broken(monkeypatch: pytest.MonkeyPatch) -> float:
     return seconds
 
 
-@contextlib.contextmanager
-def line(address: tuple[str, int]) -> Iterator[Client]:
-    made = Client(address, SECRET, "a test", SECONDS)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 class TestConnection:
     def test_messages_of_all_sizes_through_a_network_that_breaks(self, serving: Serving, proxy: Proxy) -> None:
         chance = random.Random(5)
         sizes = [chance.choice([0, 10, 70_000, 3 << 20]) for _ in range(60)]
-        with line(proxy.address) as ours, proxy.cutting(chance, 0.005, 0.1):
+        longest = 0.1 if serving.certificate is None else 0.3  # Its handshake takes more ways there and back.
+        with serving.line(proxy.address) as ours, proxy.cutting(chance, 0.005, longest):
             for number, size in enumerate(sizes):
                 ours.send("echo", bytes([number]) * size, number=number)
                 if number % 3 == 0:
@@ -210,7 +142,7 @@ class TestConnection:
         assert serving.connections > 2
 
     def test_heartbeats_keep_it_and_confirm(self, soon_broken: float, serving: Serving) -> None:
-        with line(serving.server.address) as ours:
+        with serving.line() as ours:
             ours.send("echo", number=0)
             time.sleep(soon_broken + 1.0)  # longer than either end would stay with a silent one
             assert ours._outbox.kept == 0
@@ -220,7 +152,7 @@ class TestConnection:
         assert serving.connections == 1
 
     def test_a_callback_that_takes_long_breaks_nothing(self, soon_broken: float, serving: Serving) -> None:
-        with line(serving.server.address) as ours:
+        with serving.line() as ours:
             ours.send("sleep", seconds=soon_broken + 1.0)
             ours.send("echo", number=1)
             assert ours.receive() == Message("echoed", {"number": 1})
@@ -231,7 +163,7 @@ class TestConnection:
         self, serving: Serving, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(client_module, "OUTBOX_BYTES", 100_000)
-        with line(proxy.address) as ours:
+        with serving.line(proxy.address) as ours:
             proxy.refuse()
             sent: list[int] = []
 
@@ -254,13 +186,13 @@ class TestConnection:
         self, serving: Serving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(client_module, "OUTBOX_BYTES", 1000)
-        with line(serving.server.address) as ours:
+        with serving.line() as ours:
             for number in range(3):
                 ours.send("large", bytes(100_000), number=number)
             serving.until(3)
 
     def test_a_message_over_the_limit_is_refused_before_it_is_kept(self, serving: Serving) -> None:
-        with line(serving.server.address) as ours:
+        with serving.line() as ours:
             with pytest.raises(TooLarge, match="over the limit"):
                 ours.send("x", text="a" * (1 << 21))
             ours.send("echo", number=1)
@@ -270,7 +202,7 @@ class TestConnection:
         self, serving: Serving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(connection_module, "OUTBOX_BYTES", 1 << 20)
-        channel = Channel.connect(serving.server.address, SECRET, SECONDS)
+        channel = Channel.connect(serving.server.address, SECRET, SECONDS, serving.certificate)
         channel.send("session", id="i", who="a test", first=0, received=0)
         with contextlib.suppress(WireError):  # it hears of it
             for number in range(30):  # as long as nothing is confirmed, all is kept
@@ -281,7 +213,7 @@ class TestConnection:
         channel.close()
 
     def test_goodbye_is_heard_through_a_broken_connection(self, serving: Serving, proxy: Proxy) -> None:
-        ours = Client(proxy.address, SECRET, "a test", SECONDS)
+        ours = serving.client(proxy.address)
         proxy.freeze()
         ours.send("last", bytes(1000))
         threading.Timer(0.3, lambda: (proxy.cut(), proxy.freeze(False))).start()
@@ -290,14 +222,14 @@ class TestConnection:
         serving.until_goodbye()
 
     def test_closing_is_quick_when_no_one_is_there(self, serving: Serving, proxy: Proxy) -> None:
-        ours = Client(proxy.address, SECRET, "a test", SECONDS)
+        ours = serving.client(proxy.address)
         proxy.refuse()
         began = time.monotonic()
         ours.close()
         assert time.monotonic() - began < SECONDS
 
     def test_the_end_of_the_server_is_the_end_of_its_connections(self, serving: Serving) -> None:
-        ours = Client(serving.server.address, SECRET, "a test", SECONDS)
+        ours = serving.client()
         began = time.monotonic()
         serving.close()
         assert ours.receive() is None
@@ -307,7 +239,7 @@ class TestConnection:
 
     def test_without_the_secret_it_is_not_made(self, serving: Serving) -> None:
         with pytest.raises(WireError, match=r"closed during the handshake|broke off"):
-            Client(serving.server.address, b"a guess", "a stranger", 0.5)
+            Client(serving.server.address, b"a guess", "a stranger", 0.5, certificate=serving.certificate)
 
     def test_where_no_one_listens_it_is_not_made(self) -> None:
         with socket.socket() as bound:
@@ -327,7 +259,7 @@ class TestConnection:
 
 class TestReturn:
     def opened(self, serving: Serving, **fields: Any) -> Message:
-        channel = Channel.connect(serving.server.address, SECRET, SECONDS)
+        channel = Channel.connect(serving.server.address, SECRET, SECONDS, serving.certificate)
         channel.send("session", **{"id": "i", "who": "a test", "first": 0, "received": 0, **fields})
         answer = channel.receive()
         channel.close()
@@ -345,7 +277,7 @@ class TestReturn:
         assert self.opened(serving) == Message("closed", {"reason": "nothing was heard of it"})
 
     def test_the_newer_connection_counts(self, serving: Serving) -> None:
-        first = Channel.connect(serving.server.address, SECRET, SECONDS)
+        first = Channel.connect(serving.server.address, SECRET, SECONDS, serving.certificate)
         first.send("session", id="i", who="a test", first=0, received=0)
         first.send("echo", number=0)
         assert [message.kind for message in (first.receive(), first.receive()) if message] == ["session", "echoed"]

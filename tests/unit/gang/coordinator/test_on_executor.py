@@ -21,11 +21,13 @@ from tritium.errors import StoreFailed, TritiumError
 from tritium.events import Event, Note
 from tritium.gang.coordinator import deferred_log as module
 from tritium.gang.coordinator.on_executor import failure_in, newest_checkpoint, replay, result_limit, run
+from tritium.gang.driver.certificate import new_certificate
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.results import results_of
 from tritium.gang.supervisor.supervisor import Supervisor
 from tritium.observe.stored import Piece
+from tritium.tls import Certificate
 
 
 class Context:
@@ -106,8 +108,9 @@ def replayed(far: Far) -> Observer:
     return observer
 
 
+@pytest.mark.parametrize("certificate", [None, new_certificate()], ids=["plain", "TLS"])
 def test_what_the_ranks_said_comes_back_in_its_order_and_nothing_is_unpickled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    certificate: Certificate | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> int:
         world = tr.world()
@@ -119,7 +122,7 @@ def test_what_the_ranks_said_comes_back_in_its_order_and_nothing_is_unpickled(
             world.store("a/file", [b"x" * (5 << 20), b"y"])
         return world.rank
 
-    far = Far(train, tmp_path / "elsewhere")
+    far = Far(train, tmp_path / "elsewhere", certificate=certificate)
     assert results_of(far.batches, 2) == [0, 1]
 
     def refuse(*_: Any) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ import machines
 import object_stores
 import tritium as tr
 from tritium import host_cache
+from tritium.download import from_web
 from tritium.errors import BadSetting, FetchFailed, RankFailed, WrongVersion
 from tritium.file_system import size_of
+from tritium.gang.driver.certificate import new_certificate
 from tritium.gang.rank import fetch as fetching
 
 QUIET: dict[str, Any] = {"on": "driver", "progress": False, "output": "none"}
@@ -124,10 +127,11 @@ def on_own_hosts(url: str, cache: Path, ranks_each: int, sha256: str | None = No
 
 
 @pytest.mark.processes
-def test_a_gang_downloads_once_and_each_host_has_one_copy(web: Web, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_gang_downloads_once_and_each_host_has_one_copy(tls: bool, web: Web, cache: Path, tmp_path: Path) -> None:
     for run in ("first", "second"):
         answers = tr.launch(
-            on_own_hosts, ranks=10, args=(web.url, cache, 2), run_dir=str(tmp_path / run), **QUIET
+            on_own_hosts, ranks=10, args=(web.url, cache, 2), run_dir=str(tmp_path / run), tls=tls, **QUIET
         )  # Five hosts are three rounds: one to one, two to two, one to one.
         assert {content for _, content in answers} == {CONTENT}
         paths = [path for path, _ in answers]
@@ -143,6 +147,21 @@ def test_a_gang_downloads_once_and_each_host_has_one_copy(web: Web, cache: Path,
     assert sum("http://" in note for note in first) == 1
     assert all(note.endswith(" s: 3,000,000 bytes") for note in first)
     assert not second
+
+
+def test_under_tls_a_host_gives_files_to_who_trusts_the_runs_certificate_and_in_no_other_way(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(CONTENT)
+    certificate = new_certificate()
+    with fetching._serving(certificate) as server:
+        server.paths = [tmp_path / "weights"]
+        port = server.socket.getsockname()[1]
+        place = f"://127.0.0.1:{port}/{server.token}/0"
+        silent = socket.create_connection(("127.0.0.1", port))  # It keeps nobody else waiting.
+        with silent, from_web(f"https{place}", 1000, proxies={}, tls=certificate.for_client())[0] as content:
+            assert content.read() == CONTENT[1000:]
+        for scheme, tls in (("http", None), ("https", None), ("https", new_certificate().for_client())):
+            with pytest.raises(OSError, match=r"CERTIFICATE_VERIFY_FAILED|closed connection|reset by peer"):
+                from_web(scheme + place, 0, proxies={}, tls=tls)
 
 
 @pytest.mark.skipif(not machines.can_make_hosts(), reason="this process may not make network namespaces")

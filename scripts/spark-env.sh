@@ -24,7 +24,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$made_from" ]; then
     .venv/bin/uv venv --quiet --clear --python "$python" "$place" >&2
     grep -v '^pyspark==' constraints.txt >"$place/constraints.txt"
     .venv/bin/uv pip install --quiet --python "$place/bin/python" --constraints "$place/constraints.txt" \
-      --editable '.[spark,torch]' "pyspark[connect]==$version" psutil pytest pytest-timeout hypothesis >&2
+      --editable '.[spark,torch,tls]' "pyspark[connect]==$version" psutil pytest pytest-timeout hypothesis >&2
   fi
   .venv/bin/uv cache prune --quiet || echo "spark: uv's cache could not be pruned and stays as it is" >&2  # See setup.sh.
   echo "$made_from" >"$stamp"

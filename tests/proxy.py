@@ -9,6 +9,11 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import pytest
+
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver import attempt
+
 REST = 1.0  # seconds
 
 
@@ -194,3 +199,20 @@ class Pair:
         """Reset both ends."""
         self.client.transport.abort()
         self.server.transport.abort()
+
+
+@contextlib.contextmanager
+def before_coordinators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
+    """Put every coordinator that a launch makes in this block behind a proxy, which is in the list yielded."""
+    proxies: list[Proxy] = []
+
+    class Behind(Coordinator):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            proxies.append(Proxy(self.address))
+            self.address = proxies[-1].address
+
+    monkeypatch.setattr(attempt, "Coordinator", Behind)
+    yield proxies
+    for proxy in proxies:
+        proxy.close()

@@ -29,13 +29,12 @@ import tritium as tr
 from bounds import timed, within
 from clusters import wait
 from machines import Cable, Machine, Observer, can_make_hosts, hosts, order_for, serving
-from proxy import Proxy
+from proxy import Proxy, before_coordinators
 from ranks import reduce_for_ever
 from tritium.errors import RankFailed, WireError
 from tritium.gang.control import client as client_module
 from tritium.gang.control.client import Client
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver import attempt
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
@@ -46,18 +45,8 @@ SEEDS = [20_000 + number for number in range(ROUNDS)]
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
     """Put every coordinator that a launch makes behind a proxy, which is in the list yielded."""
-    made: list[Proxy] = []
-
-    class Behind(Coordinator):
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            super().__init__(*args, **settings)
-            made.append(Proxy(self.address))
-            self.address = made[-1].address
-
-    monkeypatch.setattr(attempt, "Coordinator", Behind)
-    yield made
-    for proxy in made:
-        proxy.close()
+    with before_coordinators(monkeypatch) as proxies:
+        yield proxies
 
 
 @contextlib.contextmanager
@@ -210,7 +199,7 @@ def test_cut_as_often_as_can_be(tls: bool, seed: int, proxies: list[Proxy], tmp_
     data = {"train": pa.table({"x": np.arange(90.0)})}
     run = Away(lambda: launch(everything, 2, tmp_path, 60, 9 << 20, data=data, tls=tls))
     wait(lambda: bool(proxies), "the launch has begun")
-    with proxies[0].cutting(random.Random(seed), 0.001, 0.3 if tls else 0.15):
+    with proxies[0].cutting(random.Random(seed), 0.001, 0.6 if tls else 0.15):
         results = run.end(120)
     assert [len(gathered) for gathered, _ in results] == [61, 61]
     for rank in range(2):

@@ -125,6 +125,15 @@ def test_run_traces(option: str, setting: str, tmp_path: Path) -> None:
         assert refusal in shown.output
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("option", "tls"), [("--tls", True), ("--no-tls", False)])
+def test_run_encrypts(option: str, tls: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    tritium_command("run", "--run-dir", str(tmp_path / "run"), option, str(tmp_path / "train.py"))
+    settings = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])["settings"]
+    assert settings["tls"] is tls
+
+
 def test_report_of_no_run(tmp_path: Path) -> None:
     result = tritium_command("report", str(tmp_path))
     assert result.exit_code == 1

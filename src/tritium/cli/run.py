@@ -56,7 +56,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Callable[..., Any]:
         return lambda function: click.option("--trace/--no-trace", **about)(torch(function))
     if field.name == "ranks":
         return click.option("--ranks", type=_Ranks(), **about)
-    if hint is bool:
+    if kinds == [bool]:
         return click.option(f"--{name}/--no-{name}", field.name, **about)
     if get_origin(hint) is Literal:
         return click.option(f"--{name}", field.name, type=click.Choice(get_args(hint)), **about)

@@ -211,7 +211,8 @@ class HostMemory:
         except OSError as error:
             text = f"The connection of rank {self._rank} to another rank ended while they averaged gradients: {error}"
             raise self._failed(ConnectionResetError(text)) from error
-        self._waits = False
+        finally:
+            self._waits = False
         if agreed != mine:
             text = f"Ranks average gradients of different sizes: {size} bytes on rank {self._rank}."
             raise self._failed(RanksDiffer(f"{text} Every rank must make the same model and take the same steps."))

@@ -49,7 +49,10 @@ class StepProfiler:
         self._send(_exported(profile))
 
     def on_returned(self) -> None:
-        """Tell the user where no step was profiled."""
+        """End a profile that is still running, and tell the user where no step was profiled."""
+        if self._running is not None:  # The function has left its loop within a step.
+            self._taken += 1
+            self._end()
         if self._profiled or self._place.rank:
             return
         first, last = self._steps[0], self._steps[-1]
@@ -65,10 +68,12 @@ class StepProfiler:
     def _send(self, exported: dict[str, Any]) -> None:
         events = _events(exported["traceEvents"], self._arrows)
         if len(events) > self._left:
+            first = self._steps[0]
+            advice = f'. Profile fewer steps: trace="torch:{first}-{first}"' if len(self._steps) > 1 else ""
             self._place.note(
                 f"torch's profile of rank {self._place.rank} is cut: trace.json keeps {MOST_EVENTS:,} events of all "
                 f"{self._place.size} ranks, the first {self._most:,} of each, so {len(events) - self._left:,} are left "
-                f'out. Profile fewer steps: trace="torch:{self._steps[0]}-{self._steps[0]}"'
+                f"out{advice}"
             )
         events = events[: self._left]
         self._left -= len(events)

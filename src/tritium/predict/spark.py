@@ -32,6 +32,7 @@ from tritium.observe.stream import Callback, listeners
 from tritium.predict import weights
 from tritium.predict.following import Followed, Following
 from tritium.predict.worker import result_type, with_errors
+from tritium.spark import is_connect
 from tritium.spark.inside import jvm_bytes, older
 from tritium.spark.inside.as_rows import as_rows
 from tritium.spark.inside.jvm_bytes import as_bytes_or_array
@@ -281,7 +282,7 @@ def refuse_taken(names: Sequence[str], columns_before: Sequence[str]) -> None:
 def _parts(model: Model, spark: Any, streaming: bool) -> tuple[dict[str, Any], Any]:
     """Return the parts from which workers restore the model, and the weights' handle. Sends weights that changed."""
     parts = model.engine.save(by_value=True)
-    now = (weights.session_of(spark), streaming, parts.weights.checksums())
+    now = (weights.session_of(spark), streaming and is_connect(spark), parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
     if known != now:
         name = _weights_name(model, parts)

@@ -64,6 +64,7 @@ def on_micro_batch(
         if not is_connect(spark):
             spark.streams.removeListener(listener)
         elif not spark.streams.active:  # Its client waits in there for this thread, which events of others would block.
+            listener.ended = False  # It is removed once.
             threading.Thread(target=spark.streams.removeListener, args=(listener,), daemon=True).start()
 
     def _plan(query: Any) -> str:

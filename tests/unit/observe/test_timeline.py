@@ -156,7 +156,7 @@ def test_events_and_spark_tasks_and_clocks_that_differ(tmp_path: Path) -> None:
     assert names == {"rank 0 on host0", "rank 1 on host1", "driver", "Spark's executor 0 on host0"}
 
 
-def train_with_torch(batch_size: int) -> None:
+def train_with_torch(batch_size: int, most: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -168,12 +168,15 @@ def train_with_torch(batch_size: int) -> None:
             net(batch["x"].unsqueeze(1)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            most -= 1
+            if not most:
+                return
     dist.destroy_process_group()
 
 
-def profiled(folder: Path, setting: str, batch_size: int) -> dict[str, Any]:
+def profiled(folder: Path, setting: str, batch_size: int, most: int = 1000) -> dict[str, Any]:
     options: dict[str, Any] = {"on": "driver", "progress": False, "framework": "torch", "run_dir": str(folder)}
-    tr.launch(train_with_torch, ranks=2, args=(batch_size,), data={"train": TABLE}, trace=setting, **options)
+    tr.launch(train_with_torch, ranks=2, args=(batch_size, most), data={"train": TABLE}, trace=setting, **options)
     return checked((folder / "trace.json").read_text())
 
 
@@ -201,6 +204,14 @@ def test_operators_of_torch_lie_in_the_steps_that_were_chosen(setting: str, step
     assert arrows
     assert len(set(arrows)) == len(arrows), "an arrow leads from one rank to another"
     assert not (tmp_path / "spans").exists()
+
+
+@pytest.mark.processes
+def test_steps_are_profiled_when_the_function_leaves_its_loop_in_one(tmp_path: Path) -> None:
+    entries = profiled(tmp_path, "torch:1-9", 10, most=4)["traceEvents"]
+    for rank in range(2):
+        assert [entry for entry in entries if entry["pid"] == rank and entry["name"] == "aten::linear"]
+    assert not [note for note in json.loads((tmp_path / "report.json").read_text())["notes"] if "profiled" in note]
 
 
 @pytest.mark.processes

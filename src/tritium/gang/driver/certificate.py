@@ -9,8 +9,9 @@ from typing import Any
 from tritium.errors import BadSetting
 from tritium.tls import Certificate
 
-ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
-"""The settings by which Spark encrypts its own connections."""
+ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")
+"""The settings by which Spark encrypts its own connections; they do not inherit `spark.ssl.enabled`, which is for its
+pages."""
 
 
 def certificate_of(tls: bool | None, note: Callable[[str], None], spark: Any = None) -> Certificate | None:

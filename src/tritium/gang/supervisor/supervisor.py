@@ -363,7 +363,7 @@ class Supervisor:
     def _send_stacks(self, number: int) -> None:
         deadline = time.monotonic() + _NATIVE_SECONDS
         text, facts = self._monitor.stacks()
-        answer = self._relay.calls(number, _CALLS_SECONDS)
+        answer = {} if facts["why"] else self._relay.calls(number, _CALLS_SECONDS)
         if "problem" in answer:
             text = f"{text}\nThe collectives that it has called are not known: {answer['problem']}\n"
         # Last, as py-spy stops the process meanwhile. It would wait for one that can't be stopped, or is.

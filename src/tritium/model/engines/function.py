@@ -95,8 +95,8 @@ class FunctionEngine(Engine):
             raise ModelError(f"The state's arrays are cut short or damaged: {len(whole)} bytes, and not {start}.")
         try:
             state, predict = pickle.loads(by, buffers=views)
-        except (pickle.UnpicklingError, *MALFORMED) as error:
-            raise ModelError(f"The state's arrays do not fit its code: {error}.") from error
+        except (pickle.UnpicklingError, EOFError, *MALFORMED) as error:
+            raise ModelError(f"The state can't be restored: {type(error).__name__}: {error}.") from error
         return cls(Functions(state, predict))
 
     @contextmanager

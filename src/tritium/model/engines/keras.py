@@ -96,8 +96,10 @@ class KerasEngine(Engine):
     @classmethod
     def runs_code(cls, facts: Mapping[str, Any]) -> str:
         version = str(imported(facts.get("backend")).__version__)
-        safe = [int(number) for number in re.findall(r"\d+", version)[:3]] >= [3, 11, 3]  # CVE-2025-1550, -8747, -49655
-        return "" if safe else f"Keras {version}, which runs code that a configuration names, as 3.11.3 does not"
+        # CVE-2025-1550, -8747 and -49655 run code; -12058 reads a file or a URL.
+        if [int(number) for number in re.findall(r"\d+", version)[:2]] >= [3, 12]:
+            return ""
+        return f"Keras {version}, which runs code or reads files that a configuration names, as 3.12 does not"
 
     @contextmanager
     def on(self, device: str | None) -> Iterator[KerasEngine]:

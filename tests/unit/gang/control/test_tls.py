@@ -17,7 +17,7 @@ import pytest
 import tritium as tr
 from clusters import wait
 from control_server import SECONDS, SECRET, Serving
-from proxy import Proxy
+from proxy import Proxy, before_coordinators
 from tritium.errors import BadSetting, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver import attempt
@@ -39,18 +39,8 @@ def serving() -> Iterator[Serving]:
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
     """Put every coordinator that a launch makes behind a proxy, which is in the list yielded."""
-    made: list[Proxy] = []
-
-    class Behind(Coordinator):
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            super().__init__(*args, **settings)
-            made.append(Proxy(self.address))
-            self.address = made[-1].address
-
-    monkeypatch.setattr(attempt, "Coordinator", Behind)
-    yield made
-    for proxy in made:
-        proxy.close()
+    with before_coordinators(monkeypatch) as proxies:
+        yield proxies
 
 
 def tells_all() -> list[bytes]:
@@ -88,8 +78,8 @@ def test_another_certificate_is_refused_by_name_while_a_gang_starts(
             self.certificate = CERTIFICATE  # This one reaches the supervisors.
 
     monkeypatch.setattr(attempt, "Coordinator", Impostor)
-    monkeypatch.setattr(relay, "CONNECT_SECONDS", 0.5)
-    with pytest.raises(WireError, match=r"127\.0\.0\.1:\d+, tried for 0\.5 s: What answers at .* has another certif"):
+    monkeypatch.setattr(relay, "CONNECT_SECONDS", 3.0)
+    with pytest.raises(WireError, match=r"127\.0\.0\.1:\d+, tried for 3 s: What answers at .* has another certif"):
         tr.launch(
             tells_all, ranks=2, on="driver", tls=True, retries=0, run_dir=str(tmp_path), progress=False, output="none"
         )
@@ -254,7 +244,7 @@ class Session:
 
 
 class TestDefault:
-    @pytest.mark.parametrize("name", ["spark_ssl_enabled", "spark_ssl_rpc_enabled", "spark_network_crypto_enabled"])
+    @pytest.mark.parametrize("name", ["spark_ssl_rpc_enabled", "spark_network_crypto_enabled"])
     def test_is_what_spark_does_for_its_own_connections(self, name: str) -> None:
         notes: list[str] = []
         assert certificate_of(None, notes.append, Session(**{name: "true"})) is not None
@@ -267,9 +257,9 @@ class TestDefault:
     def test_needs_a_package_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         notes: list[str] = []
         monkeypatch.setitem(sys.modules, "cryptography", None)
-        assert certificate_of(None, notes.append, Session(spark_ssl_enabled="true")) is None
+        assert certificate_of(None, notes.append, Session(spark_ssl_rpc_enabled="true")) is None
         assert len(notes) == 1
-        assert "spark.ssl.enabled=true" in notes[0]
+        assert "spark.ssl.rpc.enabled=true" in notes[0]
         assert 'pip install "tritium[tls]"' in notes[0]
         with pytest.raises(BadSetting, match=r"tls=True: the driver has no cryptography.*tritium\[tls\]"):
             tr.launch(tells_all, on="driver", tls=True, progress=False)

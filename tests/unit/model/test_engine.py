@@ -99,7 +99,7 @@ def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> l
     schema = pa.schema([(name, pa.float32()) for name in "abc"])
     (field,) = columns_plan(schema, Data(None, columns={"x": ["a", "b", "c"]}), "train")
     context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))
-    plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context))
+    plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context), streaming=False)
     plan |= {"fields": json.dumps([field.to_json()]), "as_bytes": [False], "batch_size": 3, "device": "cpu"}
     plan |= {"decode": pickle.dumps({}), "transform": None, "on_error": "fail", "computes": Computing()}
     monkeypatch.setattr(worker, "_task", lambda: (0, 1, []))

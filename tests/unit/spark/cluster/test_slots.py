@@ -283,6 +283,6 @@ def test_an_attempt_has_the_ranks_that_its_run_has_slots_for(monkeypatch: pytest
     found = SimpleNamespace(ranks_for=lambda *_, **__: 4, slots=lambda _: cluster.slots)
     monkeypatch.setattr(on_cluster, "cluster_of", lambda _: found)
     recorder: Any = SimpleNamespace(note=lambda _: None)
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(master="yarn"))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(master="yarn"), conf={})
     attempt = Attempt(print, (), {}, tr.Gang(ranks=(1, 4)), {}, None, spark, "1", recorder, 4, 1, slots=first)
     assert on_cluster.OnCluster(attempt)._attempt.ranks == 2

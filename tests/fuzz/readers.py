@@ -29,6 +29,7 @@ from tritium.errors import DataError, ModelError, TritiumError, WireError
 from tritium.model.engines.function import Functions
 from tritium.model.signature import Input, Output, Signature
 from tritium.wire import Challenge, Codec, Message
+from wire_messages import MESSAGES
 
 from .damages import damaged, damaged_json, watched
 
@@ -36,14 +37,6 @@ Case = Callable[[random.Random], None]
 """One damage, and one reading. Raises the reader's documented error, or AssertionError for other content."""
 
 KEY = b"k" * 32
-MESSAGES = [
-    Message("hello", {"partition": 3, "host": "b", "gpus": ["0"]}),
-    Message("output", {}, b"epoch 1\n" * 40),
-    Message("gather", {"number": 0, "operation": "barrier"}),
-    Message("result", {"last": True}, bytes(range(256)) * 300),
-    Message("gathered", {"lengths": [3, 0, 5]}, b"abcdefgh"),
-    Message("log", {"values": {"loss": 0.25}, "step": 7}),
-]
 
 
 @contextlib.contextmanager

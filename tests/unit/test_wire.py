@@ -17,15 +17,9 @@ from hypothesis import strategies as st
 from program_state import default_timeout
 from tritium.errors import TooLarge, WireError
 from tritium.wire import CODE, MAGIC, MAX_BLOB, MAX_HEADER, NONCE, Challenge, Channel, Codec, Message, socket_at
+from wire_messages import MESSAGES
 
 KEY = b"k" * 32
-MESSAGES = [
-    Message("hello", {"partition": 3, "host": "b", "gpus": ["0"]}),
-    Message("output", {}, b"epoch 1\n" * 40),
-    Message("gather", {"number": 0, "operation": "barrier"}),
-    Message("result", {"last": True}, bytes(range(256)) * 300),
-    Message("log", {"values": {"loss": 0.25}, "step": 7}),
-]
 
 
 def frame(message: Message, codec: Codec) -> bytes:

@@ -110,7 +110,7 @@ def test_exchange(spark: Any, tmp_path: Path) -> None:
         ("batch", ["--rows", 20_000, "--rounds", 1]),
         ("control", [2]),
         ("receive", ["--rows", 20_000]),
-        ("timeline", ["--steps", 20, "--rounds", 1]),
+        ("timeline", ["--turns", 20]),
         ("scale", ["--rows", "--ranks", 2, "--times", 1, "--gang", 16, "--seconds", 1]),
     ],
 )

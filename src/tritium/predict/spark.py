@@ -282,11 +282,12 @@ def refuse_taken(names: Sequence[str], columns_before: Sequence[str]) -> None:
 def _parts(model: Model, spark: Any, streaming: bool) -> tuple[dict[str, Any], Any]:
     """Return the parts from which workers restore the model, and the weights' handle. Sends weights that changed."""
     parts = model.engine.save(by_value=True)
-    now = (weights.session_of(spark), streaming and is_connect(spark), parts.weights.checksums())
+    carried = streaming and is_connect(spark)
+    now = (weights.session_of(spark), carried, parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
     if known != now:
         name = _weights_name(model, parts)
-        sent = weights.send(spark, name, parts.weights, streaming)
+        sent = weights.send(spark, name, parts.weights, carried)
         _sent[model] = (now, name, sent)
     return _plan(model, parts, name), sent
 

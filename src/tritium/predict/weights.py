@@ -25,25 +25,18 @@ CARRIED_BYTES = 64 << 20
 _artifacts: set[tuple[str, str]] = set()
 
 
-def send(spark: Any, name: str, weights: Weights, streaming: bool) -> Any:
+def send(spark: Any, name: str, weights: Weights, carried: bool) -> Any:
     """Send the weights, and return a handle for `receive`: a broadcast, the name of a Connect artifact, or themselves.
 
-    name      : the file's name, which contains the digest of the weights.
-    streaming : whether a streaming query is to use them.
+    name    : the file's name, which contains the digest of the weights.
+    carried : whether the handle is to be the weights themselves, for a streaming query of Connect.
 
-    Raises BadSetting where a streaming query can't carry them.
+    Raises BadSetting where they are too large to be carried.
     """
+    if carried:  # Spark gives its tasks the artifacts of a session "default", which has none.
+        return _carried(weights)
     if not is_connect(spark):
         return spark.sparkContext.broadcast([bytes(piece) for piece in weights.stream()])
-    if streaming:  # Spark gives its tasks the artifacts of a session "default", which has none.
-        pieces = [bytes(piece) for piece in weights.stream()]
-        if (total := sum(map(len, pieces))) > CARRIED_BYTES:
-            raise BadSetting(
-                f"The model's weights are {total / (1 << 20):.0f} MB, and a streaming query of Spark Connect can carry "
-                f"{CARRIED_BYTES >> 20}. Score in writeStream.foreachBatch(…), whose DataFrames are batches, or in a "
-                "classic session."
-            )
-        return SimpleNamespace(value=pieces)  # Executors unpickle it before they have this package.
     artifact = f"tritium-{name}"
     if (spark.session_id, artifact) not in _artifacts:  # Connect refuses an artifact that it has already.
         with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
@@ -53,6 +46,17 @@ def send(spark: Any, name: str, weights: Weights, streaming: bool) -> Any:
             spark.addArtifacts(path, file=True)
         _artifacts.add((spark.session_id, artifact))
     return artifact
+
+
+def _carried(weights: Weights) -> SimpleNamespace:
+    if (total := sum(piece.nbytes for piece in weights.stream())) > CARRIED_BYTES:
+        raise BadSetting(
+            f"The model's weights are {total / (1 << 20):.0f} MB, and a streaming query of Spark Connect can carry "
+            f"{CARRIED_BYTES >> 20}. Score in writeStream.foreachBatch(…), whose DataFrames are batches, or in a "
+            "classic session."
+        )
+    # Executors unpickle it before they have this package.
+    return SimpleNamespace(value=[bytes(piece) for piece in weights.stream()])
 
 
 def session_of(spark: Any) -> str:

@@ -23,7 +23,6 @@ def on_micro_batch(
     ended  : called then, with the text of the last one's exception, or None.
     column : a name that no other query's plan has. By it a query is known that fails before its first progress.
     """
-    from pyspark.errors import PySparkException
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class Listener(StreamingQueryListener):
@@ -58,20 +57,24 @@ def on_micro_batch(
                     self.ended = True
                     ended(event.exception)
             if self.ended and not self.runs:
-                leave(self)
-
-    def leave(listener: Listener) -> None:
-        if not is_connect(spark):
-            spark.streams.removeListener(listener)
-        elif not spark.streams.active:  # Its client waits in there for this thread, which events of others would block.
-            listener.ended = False  # It is removed once.
-            threading.Thread(target=spark.streams.removeListener, args=(listener,), daemon=True).start()
-
-    def _plan(query: Any) -> str:
-        """Return the text of a failed query's exception, which has its plan; "" where the session has ended, too."""
-        try:
-            return str(query.exception())
-        except PySparkException:
-            return ""
+                _remove(spark, self)
 
     spark.streams.addListener(Listener())
+
+
+def _remove(spark: Any, listener: Any) -> None:
+    if not is_connect(spark):
+        spark.streams.removeListener(listener)
+    elif not spark.streams.active:  # Its client waits in there for this thread, which events of others would block.
+        listener.ended = False  # It is removed once.
+        threading.Thread(target=spark.streams.removeListener, args=(listener,), daemon=True).start()
+
+
+def _plan(query: Any) -> str:
+    """Return the text of a failed query's exception, which has its plan; "" where the session has ended, too."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return str(query.exception())
+    except PySparkException:
+        return ""

@@ -363,13 +363,14 @@ class Supervisor:
     def _send_stacks(self, number: int) -> None:
         deadline = time.monotonic() + _NATIVE_SECONDS
         text, facts = self._monitor.stacks()
-        answer = {} if facts["why"] else self._relay.calls(number, _CALLS_SECONDS)
-        if "problem" in answer:
-            text = f"{text}\nThe collectives that it has called are not known: {answer['problem']}\n"
-        # Last, as py-spy stops the process meanwhile. It would wait for one that can't be stopped, or is.
-        bin_ = [str(self._environment.path / "bin")] if self._environment is not None else []
-        if not facts["why"] and (spy := find_spy(bin_)) is not None:
-            text = f"{text}\n{native_stacks(spy, self._process.pid, deadline - time.monotonic())}"
+        answer: dict[str, Any] = {}
+        if not facts["why"]:  # Else its process does not answer, and py-spy would wait for one that can't be stopped.
+            answer = self._relay.calls(number, _CALLS_SECONDS)
+            if "problem" in answer:
+                text = f"{text}\nThe collectives that it has called are not known: {answer['problem']}\n"
+            bin_ = [str(self._environment.path / "bin")] if self._environment is not None else []
+            if (spy := find_spy(bin_)) is not None:  # Last, as py-spy stops the process meanwhile.
+                text = f"{text}\n{native_stacks(spy, self._process.pid, deadline - time.monotonic())}"
         with contextlib.suppress(WireError):
             self._channel.send("stacks", text.encode()[: 1 << 20], number=number, calls=answer.get("calls"), **facts)
 

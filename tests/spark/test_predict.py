@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +62,9 @@ class Witness(nn.Module):
 
 
 @pytest.fixture
-def place() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield folder
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    # It stays until pytest ends: a worker of a task that Spark has ended still writes there when the test is over.
+    return str(tmp_path_factory.mktemp("place"))
 
 
 def said(place: str) -> dict[str, list[str]]:

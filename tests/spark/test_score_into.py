@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +39,9 @@ class Counting(nn.Module):
 
 
 @pytest.fixture
-def place() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield folder
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    # It stays until pytest ends: a worker of a task that Spark has ended still writes there when the test is over.
+    return str(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture

@@ -72,9 +72,10 @@ class GangKeywords(TypedDict, total=False):
     to 9, too, and the timeline has its operators and kernels; "torch:100-104": in these steps."""
     progress: bool
     """Whether progress is shown: a live display on a terminal, plain lines elsewhere."""
-    ui: bool
+    ui: bool | None
     """Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends.
-    Its address is printed. Needs the extra `ui`."""
+    Its address is printed. Needs the extra `ui`. None: where the session has `spark.tritium.ui=true`, and the driver
+    that extra."""
     tls: bool | None
     """Whether the connections of the ranks' tasks to the driver, and those of `tr.fetch` between hosts, are
     encrypted: TLS 1.3 with a certificate of the run, which travels with its job. The driver needs the extra `tls`.

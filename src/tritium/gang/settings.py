@@ -191,10 +191,11 @@ class Gang:
         'runs in steps 5 to 9, too, and the timeline has its operators and kernels; "torch:100-104": in these steps.',
     )
     progress: bool = _field(True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere.")
-    ui: bool = _field(
-        False,
+    ui: bool | None = _field(
+        None,
         "Whether the driver serves a page for the browser that shows its runs while they go on, until the driver ends. "
-        "Its address is printed. Needs the extra `ui`.",
+        "Its address is printed. Needs the extra `ui`. None: where the session has `spark.tritium.ui=true`, and the "
+        "driver that extra.",
     )
     tls: bool | None = _field(
         None,
@@ -253,8 +254,8 @@ class Gang:
             ("logs", ("text", "json")),
             ("on_stall", ("end", "report")),
             ("mixed", ("refuse", "allow")),
-            ("tls", (None, True, False)),
-            *((name, (True, False)) for name in ("persist", "progress", "ui")),
+            *((name, (None, True, False)) for name in ("tls", "ui")),
+            *((name, (True, False)) for name in ("persist", "progress")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."

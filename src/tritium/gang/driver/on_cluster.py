@@ -26,6 +26,8 @@ from tritium.spark.inside.tasks import tasks_of
 from tritium.spark.python import note_of_functions
 from tritium.spark.session import Session, active_session, safely
 
+PAGE = "spark.tritium.ui"
+"""The setting of a session whose runs are shown by a page of the driver."""
 HOLD_SECONDS = 30.0
 """So long slots are held while the rest of a gang does not come (dynamic allocation)."""
 
@@ -40,6 +42,8 @@ class OnCluster:
         with jvm_errors(self._spark):
             self._cluster = cluster_of(self._spark)
             self._cluster.sleep = attempt.cancellation.pause
+            if not attempt.number and Session.of(self._spark).setting(PAGE).lower() == "true":
+                attempt.recorder.serve_page(PAGE)
             for data in attempt.data.values():
                 refuse_hanging(data.frame)
             if note := note_of_functions(self._spark, [data.frame for data in attempt.data.values()]):

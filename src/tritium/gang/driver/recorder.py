@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tritium.errors import BadSetting, masked, one_stop
+from tritium.errors import BadSetting, WrongVersion, masked, one_stop
 from tritium.events import (
     CheckpointLoaded,
     CheckpointSaved,
@@ -64,6 +64,7 @@ class Recorder:
         self._run_id, self.run_dir = run_id, run_dir
         self._settings = settings
         self._gang = gang
+        self._serves_page = bool(gang.ui)
         self._report = Report(run_id, run_dir, settings)
         self._page = RunPage()
         self._started = time.monotonic()
@@ -87,7 +88,7 @@ class Recorder:
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
             if self._opened is None:
-                if self._gang.ui:
+                if self._serves_page:
                     self._check_page()
                 try:
                     log = RunLog(self.run_dir, self._settings)
@@ -99,13 +100,27 @@ class Recorder:
                     ) from error
                 shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
                 progress = Progress(self._gang.most, title=self._title, details=self._live_page, **shown)
-                if self._gang.ui:
+                if self._serves_page:
                     self._show_page(log, progress)
                 self._opened = log, progress
                 self.stream.add(log.opened)
                 for text in self._notes:
                     self._record(Note(text=text), *self._opened)
             return self._opened
+
+    def serve_page(self, setting: str) -> None:
+        """Serve the run's page where the gang leaves that to a `setting` of Spark's; before the first event.
+
+        That what serves it is missing is noted: runs that worked shall not end because of a setting of all.
+        """
+        if self._gang.ui is not None or self._serves_page:
+            return
+        try:
+            self._check_page()
+        except WrongVersion as error:
+            self.note(f"{setting}=true, and no page is served: {error}")
+        else:
+            self._serves_page = True
 
     def _check_page(self) -> None:
         from tritium.ui.server import check_installed

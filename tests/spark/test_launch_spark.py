@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 import venv
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from tritium.errors import (
 )
 from tritium.gang.driver.certificate import new_certificate
 from tritium.wire import Channel
+from wheels import wheel
 
 
 def launch(spark: Any, fn: Callable[[], Any], **settings: Any) -> list[Any]:
@@ -243,13 +243,7 @@ def squared(metric: Metric) -> Metric:
 
 
 def test_packages_of_the_ranks_alone_leave_sparks_python_as_it_is(spark: Any, tmp_path: Path) -> None:
-    ours = tmp_path / "velocipedes-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(ours, "w") as archive:
-        archive.writestr("velocipedes.py", "import pyarrow\n")
-        about = "velocipedes-1.0.dist-info"
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: velocipedes\nVersion: 1.0\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", "")
+    ours = wheel(tmp_path, "velocipedes", "1.0", "import pyarrow\n")
 
     def train() -> tuple[str, str]:
         import velocipedes

@@ -16,22 +16,9 @@ from tritium.errors import BadSetting
 from tritium.gang.packages import Packages
 from tritium.gang.supervisor import packages as installed
 from tritium.host_cache import CacheEntry
+from wheels import wheel
 
 QUIET: dict[str, Any] = {"on": "driver", "progress": False, "output": "none"}
-
-
-def wheel(folder: Path, version: str, name: str = "bicycles") -> Path:
-    """Make a wheel whose module has its version."""
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    about = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n")
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(
-            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{about}/RECORD", "")
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +45,7 @@ def test_the_ranks_alone_have_them_and_they_are_installed_once(
 ) -> None:
     if installer == "pip":
         without_uv(monkeypatch)
-    ours = wheel(tmp_path, "1.2")
+    ours = wheel(tmp_path, "bicycles", "1.2")
     for run in ("first", "second"):
         lines = [f"bicycles @ {ours}"] if run == "first" else [str(ours)]
         found = tr.launch(look, ranks=2, env_packages=lines, run_dir=str(tmp_path / run), **QUIET)
@@ -85,7 +72,7 @@ def test_a_package_that_is_missing_is_an_error_in_the_installers_words(tmp_path:
 
 
 def test_what_a_requirements_file_says_is_read_on_the_driver(tmp_path: Path) -> None:
-    ours = wheel(tmp_path, "3.0")
+    ours = wheel(tmp_path, "bicycles", "3.0")
     file = tmp_path / "requirements.txt"
     file.write_text(
         "# training\ntorch==2.13.0  # pinned\n\n--extra-index-url https://host/simple\n./" + ours.name + "\n"
@@ -98,7 +85,7 @@ def test_what_a_requirements_file_says_is_read_on_the_driver(tmp_path: Path) -> 
 
 
 def test_the_name_is_that_of_the_content(tmp_path: Path) -> None:
-    path = wheel(tmp_path, "3.0")
+    path = wheel(tmp_path, "bicycles", "3.0")
     before = Packages.read([str(path)])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("more.py", "")
@@ -137,7 +124,7 @@ def test_old_ones_go_and_those_in_use_stay(tmp_path: Path, root: Path, monkeypat
     monkeypatch.setattr(installed, "_KEPT", 2)
 
     def install(version: str) -> CacheEntry:
-        packages = Packages.read([str(wheel(tmp_path, version))])
+        packages = Packages.read([str(wheel(tmp_path, "bicycles", version))])
         assert packages is not None
         environment = installed.install(packages, lambda text: None)
         os.utime(environment.path, (float(version), float(version)))
@@ -157,7 +144,7 @@ def test_old_ones_go_and_those_in_use_stay(tmp_path: Path, root: Path, monkeypat
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, root: Path) -> None:
     root.mkdir()
     root.chmod(0o777)
-    packages = Packages.read([str(wheel(tmp_path, "1"))])
+    packages = Packages.read([str(wheel(tmp_path, "bicycles", "1"))])
     assert packages is not None
     with pytest.raises(BadSetting, match="could be written by another user"):
         installed.install(packages, lambda text: None)

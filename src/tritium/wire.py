@@ -1,6 +1,6 @@
 """Messages between coordinator, supervisor and rank process (any process).
 
-A frame is two lengths, a JSON header, a blob of opaque bytes and, across a network, an authentication code:
+A frame is two lengths, a JSON header, a blob of opaque bytes and, across a network without TLS, a code:
 
     u32 header length | u32 blob length | header | blob | HMAC-SHA256 of (direction, sequence number, frame)
 
@@ -230,7 +230,7 @@ def address_text(address: tuple[str, int]) -> str:
 class Channel:
     """A blocking end of a connection. Any thread may `send`; one thread at a time may `receive` or `take`.
 
-    key  : the key of the connection; None for frames without codes.
+    key  : the key of the connection; None for frames without codes, between processes of a host or under TLS.
     side : b"c" for the client's end, b"s" for the server's.
     tls  : encrypts the connection, its handshake complete; None: nothing does.
     """
@@ -263,7 +263,9 @@ class Channel:
             raise WireError(f"No coordinator answers at {where}: {error}.") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            tls = None if certificate is None else certificate.connect(sock, f"What answers at {where}")
+            tls = None
+            if certificate is not None:
+                tls, secret = certificate.connect(sock, f"What answers at {where}"), certificate.bound(secret)
             greeting = _exactly(sock, len(MAGIC) + NONCE, tls)
             if not greeting.startswith(MAGIC):
                 raise WireError(f"What answers at {where} is no coordinator.")
@@ -278,7 +280,7 @@ class Channel:
             if isinstance(error, OSError) and not isinstance(error, WireError):
                 raise WireError(f"The coordinator at {where} broke off: {error}.") from error
             raise
-        return cls(sock, _auth_code(secret, b"key", server, client), tls=tls)
+        return cls(sock, _auth_code(secret, b"key", server, client) if tls is None else None, tls=tls)
 
     @property
     def addresses(self) -> tuple[str, str]:

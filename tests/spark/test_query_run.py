@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from torch import nn
 
 import tritium as tr
@@ -162,8 +164,25 @@ def test_weights_that_a_query_of_connect_can_not_carry_are_refused_and_its_batch
     pd.DataFrame({"a": [1.0], "b": 2.0}).to_json(tmp_path / "source" / "1.json", orient="records", lines=True)
     stream = cluster.spark.readStream.schema("a double, b double").json(str(tmp_path / "source"))
     query = stream.writeStream.foreachBatch(score).trigger(availableNow=True)
-    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    begun(query.option("checkpointLocation", str(tmp_path / "checkpoint"))).awaitTermination()
     assert cluster.spark.read.parquet(scored).count() == 1
+
+
+def begun(query: Any) -> Any:
+    """Start it. Spark gives the Python process of foreachBatch 10 s to start, which has no setting: on a busy machine
+    that is too short at times."""
+    while True:
+        try:
+            return query.start()
+        except SparkConnectGrpcException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+        workers = [process for process in psutil.process_iter(["cmdline"]) if is_of_batches(process)]
+        assert not psutil.wait_procs(workers, 60)[1]
+
+
+def is_of_batches(process: psutil.Process) -> bool:
+    return "pyspark.sql.connect.streaming.worker.foreach_batch_worker" in (process.info["cmdline"] or ())
 
 
 def test_another_query_that_fails_is_not_taken_for_it(spark: Any, tmp_path: Path, ends: threading.Event) -> None:

@@ -52,7 +52,7 @@ class Server(Generic[Owner]):
         on_gone: Callable[[ControlSession[Owner]], None],
         certificate: Certificate | None = None,
     ) -> None:
-        self._secret = secret
+        self._secret = secret if certificate is None else certificate.bound(secret)
         self._accept_tls = None if certificate is None else certificate.acceptor()
         self._on_message = on_message
         self._on_broken = on_broken

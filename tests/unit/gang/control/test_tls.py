@@ -9,6 +9,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,27 @@ def test_the_secret_is_still_needed(serving: Serving) -> None:
     assert serving.broken == ["A client did not prove that it knows this run's secret."]
 
 
+def test_what_a_client_says_in_the_clear_proves_nothing(serving: Serving) -> None:
+    """Somebody passes the proof of a client without TLS on, as his own."""
+
+    def passed_on(listening: socket.socket) -> None:
+        with (
+            listening.accept()[0] as client,
+            socket.create_connection(serving.server.address) as coordinator,
+            CERTIFICATE.for_client().wrap_socket(coordinator) as own,
+        ):
+            client.sendall(own.recv(100))
+            own.sendall(client.recv(100))
+            assert own.recv(100) == b""
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        somebody = pool.submit(passed_on, listening)
+        with pytest.raises(WireError, match="closed during the handshake"):
+            Channel.connect(listening.getsockname(), SECRET, SECONDS)
+        somebody.result()
+    assert serving.broken == ["A client did not prove that it knows this run's secret."]
+
+
 def test_bytes_that_somebody_adds_end_the_connection_and_not_the_session(serving: Serving) -> None:
     proxy = Proxy(serving.server.address)
     try:
@@ -200,7 +222,7 @@ def test_both_ends_send_at_once_and_from_several_threads() -> None:
     answers.start()
     client = CERTIFICATE.connect(ours, "the server")
     answers.join()
-    ends = Channel(ours, SECRET, tls=client), Channel(theirs, SECRET, side=b"s", tls=server)
+    ends = Channel(ours, tls=client), Channel(theirs, side=b"s", tls=server)
     received: list[list[Message]] = [[], []]
 
     def send(end: Channel, sender: int) -> None:

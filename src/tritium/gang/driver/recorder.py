@@ -113,7 +113,7 @@ class Recorder:
 
         That what serves it is missing is noted: runs that worked shall not end because of a setting of all.
         """
-        if self._gang.ui is not None or self._serves_page:
+        if self._gang.ui is not None:
             return
         try:
             self._check_page()

@@ -36,6 +36,7 @@ UNREGISTERED = {
     "spark.tritium.driver.host": "ours: read by gang/driver/address.py",
     "spark.tritium.driver.bindAddress": "ours: read by gang/driver/address.py",
     "spark.tritium.driver.port": "ours: read by gang/driver/address.py",
+    "spark.tritium.ui": "ours: read by gang/driver/on_cluster.py",
     "spark.port.maxRetries": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.portMaxRetries",
     "spark.worker.resource.gpu.discoveryScript": "https://spark.apache.org/docs/latest/spark-standalone.html",
     "spark.executor.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",

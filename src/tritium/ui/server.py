@@ -70,6 +70,7 @@ def page(
     config = uvicorn.Config(
         application(runs, token, host, allow, lambda: server.should_exit),
         access_log=False,  # It would print the token.
+        log_config=None,  # Its own closes all handlers of this process, and enables the loggers that are disabled.
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=GRACE_SECONDS,

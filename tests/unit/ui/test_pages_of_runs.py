@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -368,6 +369,23 @@ def test_a_driver_serves_its_runs(scheme: str, tmp_path: Path, capfd: pytest.Cap
     assert query not in (tmp_path / "run" / "events.jsonl").read_text()
     (row,) = httpx.get(f"{base}api/runs?{query}").json()
     assert (row["status"], row["path"]) == ("succeeded", run_dir)
+
+
+@pytest.mark.usefixtures("_stopped")
+def test_the_logging_of_the_program_stays_as_it_is(tmp_path: Path) -> None:
+    silent = logging.getLogger(f"{__name__}.silent")
+    silent.disabled = True
+    handler = logging.FileHandler(tmp_path / "log", mode="w")
+    silent.addHandler(handler)
+    try:
+        server.show(str(tmp_path), str(tmp_path), told)
+        silent.error("this is not wanted")
+        silent.disabled = False
+        silent.error("this is")
+    finally:
+        silent.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text() == "this is\n"
 
 
 def test_a_page_that_cannot_be_served_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ class OnCluster:
         with jvm_errors(self._spark):
             self._cluster = cluster_of(self._spark)
             self._cluster.sleep = attempt.cancellation.pause
-            if not attempt.number and Session.of(self._spark).setting(PAGE).lower() == "true":
+            leaves_it_to_spark = attempt.gang.ui is None and not attempt.number
+            if leaves_it_to_spark and Session.of(self._spark).setting(PAGE).lower() == "true":
                 attempt.recorder.serve_page(PAGE)
             for data in attempt.data.values():
                 refuse_hanging(data.frame)

@@ -109,12 +109,10 @@ class Recorder:
             return self._opened
 
     def serve_page(self, setting: str) -> None:
-        """Serve the run's page where the gang leaves that to a `setting` of Spark's; before the first event.
+        """Serve the run's page, which a `setting` of Spark's asks for; before the first event.
 
         That what serves it is missing is noted: runs that worked shall not end because of a setting of all.
         """
-        if self._gang.ui is not None:
-            return
         try:
             self._check_page()
         except WrongVersion as error:

@@ -6,12 +6,18 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
 TEST = tests/spark tests/estimators tests/unit tests/fuzz tests/flyte/local
-REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers tests/kubernetes
+REST = tests/faults tests/frameworks tests/compat tests/servers tests/pages tests/gpu
+# What takes minutes: each of these before a release, and when what it tests changes.
+NIGHTLY = tests/chaos tests/kubernetes tests/faults/test_dynamic_allocation.py tests/faults/test_elastic.py \
+  tests/faults/test_engine_process.py tests/faults/test_upstreams.py tests/frameworks/test_engines.py \
+  tests/frameworks/test_explain.py tests/pages/test_benchmarks.py tests/pages/test_cluster.py tests/pages/test_examples.py \
+  tests/pages/test_failures.py tests/pages/test_new.py tests/pages/test_rossmann.py tests/servers/test_pretended_gpus.py \
+  tests/servers/test_yarn.py tests/servers/test_yarn_faults.py
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages flyte rest managers kubernetes test-all horovod trackers oldest matrix faults oracle chaos fuzz audit lint format types imports docs bench clean constraints examples keywords wheel release-check
+.PHONY: help setup demo quick test frameworks compat pages flyte rest nightly managers kubernetes test-all horovod trackers oldest matrix faults oracle chaos fuzz audit lint format types imports docs bench clean constraints examples keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -46,14 +52,17 @@ flyte: setup     ## workflows with Flyte: local runs, and the commands of pods, 
 	@scripts/openmpi.sh >/dev/null
 	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/flyte
 
-rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and faults and chaos in short
-	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(REST)
+rest: setup      ## what `make test` leaves out: faults, frameworks, compat, servers, pages; without what is nightly
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(REST) $(NIGHTLY:%=--ignore=%)
+
+nightly: setup   ## what takes minutes: chaos, executors that come and go, YARN, Kubernetes where it was made, benchmarks and examples
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(NIGHTLY)
 	@$(MAKE) managers
 
 managers: setup  ## the contract on a real YARN of two hosts (Maven fetches it the first time), and on Kubernetes where it was made
 	@TRITIUM_KINDS="yarn kubernetes" $(BIN)/python -m pytest -q -rs -k "yarn or kubernetes" tests/spark
 
-test-all: test rest audit ## every test, and known vulnerabilities of the dependencies
+test-all: test rest nightly audit ## every test, and known vulnerabilities of the dependencies
 
 kubernetes: setup ## a real Kubernetes of two nodes, as root: Go compiles it the first time (11 minutes of a core); then its tests
 	@scripts/kubernetes.sh >/dev/null

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
-CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `make rest`, on a cluster manager's
+CONTRACT = os.environ.get("TRITIUM_KINDS", " ".join(KINDS)).split()  # and, in `make managers`, on a cluster manager's
 # By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill; four slots of a device;
 # cluster managers of several hosts (yarn_cluster.py, kubernetes_cluster.py); a Kubernetes instead of a session on it.
 EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable", "pretended-device")

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +59,7 @@ clusters.use_in_jvms(clusters.SHORT_LIVED)
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
 SEED = int(os.environ.get("TRITIUM_TEST_SEED", "0"))
 FIGURES = os.environ.get("TRITIUM_FAULT_FIGURES", "")
+UNTIL = float(os.environ.get("TRITIUM_TESTS_UNTIL", "inf"))  # seconds since 1970
 
 with contextlib.suppress(ImportError):
     import triton  # noqa: F401 - before TensorFlow, which Keras imports: after it, torch's optimizers crash the process
@@ -288,6 +290,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Spare the collector of garbage what was imported, torch above all: a full collection takes 5 ms, not 350.
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what has not begun when the time is over: machines differ, and a run that is cut off says nothing."""
+    if time.time() > UNTIL:
+        pytest.skip("no time was left for it (TRITIUM_TESTS_UNTIL)")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,14 @@ def test_a_rank_stands_still(cluster: Any, tmp_path: Path) -> None:
 def test_a_training_that_takes_long_is_no_stall_of_its_source(cluster: Any, tmp_path: Path) -> None:
     """The server lists the stages of the source, whose output is there, as ones of which no task has ended."""
 
-    def train() -> int:
+    def train() -> str:
+        began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")  # as in events
         for step in range(50):
             tr.world().log(step=step)
             time.sleep(0.1)
-        return 1
+        return began
 
     frame, limits = cluster.spark.range(0, 1000, 1, 5), {"stall_timeout": 1.0, "on_stall": "report"}
-    assert launch(cluster, train, tmp_path, data={"train": frame}, retries=0, **limits) == [1, 1]
+    began = max(launch(cluster, train, tmp_path, data={"train": frame}, retries=0, **limits))
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert not [event for event in events if event["kind"] == "stalled" and "stage" in event]
+    assert not [event for event in events if event["kind"] == "stalled" and "stage" in event and event["time"] > began]

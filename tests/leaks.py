@@ -27,7 +27,11 @@ OTHER_FILES = (
     "__autograph_generated_file",
     "__pycache__",
 )
-ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
+# TensorFlow sets the second row when it is imported, and Keras imports it when it first saves or loads a model.
+ENVIRONMENT_OF_OTHERS = (
+    *("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_"),
+    *("ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TF2_BEHAVIOR", "TPU_ML_PLATFORM"),
+)
 STRANGERS: set[int] = set()  # processes that a test checks itself, with all their children
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
 _mmaps = 0  # calls of mmap.mmap in this process
